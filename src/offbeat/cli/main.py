@@ -1,0 +1,36 @@
+"""The `offbeat` command."""
+
+import sys
+
+import typer
+
+from offbeat.cli.explain import explain
+from offbeat.cli.objectives import objectives
+
+EXTRAS = {"torch": "train", "transformers": "train", "safetensors": "train"}
+"""Which extra brings a module that a light install lacks."""
+
+app = typer.Typer(
+    help="Off-policy group-relative RL for language models: sync rarely, reuse everything, know when it is safe.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(objectives)
+app.command()(explain)
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps commands named even while there is only one."""
+
+
+def main() -> None:
+    """Run the command line; a missing extra ends in the command that installs it."""
+    try:
+        app()
+    except ModuleNotFoundError as missing:
+        extra = EXTRAS.get((missing.name or "").split(".")[0])
+        if extra is None:
+            raise
+        sys.exit(f"this command needs {missing.name}, which is not installed: pip install 'offbeat[{extra}]'")

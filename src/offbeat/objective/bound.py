@@ -1,0 +1,106 @@
+"""How far a policy has drifted from the data, and what improvement the data still promises (P2; docs/objectives.md).
+
+For rewards in [0, 1] and A whitened by the behavior policy's own mean and σ = √(Var_α r + ε), per prompt:
+
+    J(π) - J(π_k)  ≥  L_α(π) - c·((1-σ)/σ)·TV(π, α) - c·TV(π_k, α),      L_α(π) = E_α[(π/α)·A]
+
+with c = 2 in the paper; with TV = ½·L1, as here, c = 1 holds too. It follows from J(π) - J(α) = σ·L_α(π), exactly.
+"""
+
+import torch
+from torch import Tensor
+
+from offbeat.objective.advantages import EPSILON, advantages
+from offbeat.objective.ratios import bounded_exp
+from offbeat.objective.spec import Advantage
+
+PAPER_FACTOR = 2.0
+TIGHT_FACTOR = 1.0
+
+
+def sigma(variance: Tensor, epsilon: float = EPSILON) -> Tensor:
+    """σ = √(Var + ε), the whitening scale.
+
+    >>> p = torch.tensor([0.5, 0.01, 0.0], dtype=torch.float64)
+    >>> s = sigma(p * (1 - p))
+    >>> [round(float(x), 1) for x in (1 - s) / s]  # why all-right and all-wrong groups are left out
+    [1.0, 9.0, 99.0]
+    """
+    return (variance + epsilon).sqrt()
+
+
+def improvement_bound(
+    surrogate: Tensor, sigma: Tensor, tv_policy: Tensor, tv_proximal: Tensor, factor: float = PAPER_FACTOR
+) -> Tensor:
+    """The right-hand side above.
+
+    >>> one = torch.ones(())
+    >>> improvement_bound(0.5 * one, 0.5 * one, 0.1 * one, 0.05 * one)
+    tensor(0.2000)
+    """
+    return surrogate - factor * ((1 - sigma) / sigma * tv_policy + tv_proximal)
+
+
+def group_bounds(
+    rewards_BG: Tensor,
+    scored_BG: Tensor,
+    policy_log_ratios_BG: Tensor,
+    proximal_log_ratios_BG: Tensor,
+    factor: float = PAPER_FACTOR,
+) -> Tensor:
+    """The bound of each group, [B], estimated from its samples by sequence ratios log π/α and log π_k/α.
+
+    For long answers sequence ratios are wild and the bound vacuous; report it beside per-token drift, not instead.
+    """
+    whitened_BG = advantages(Advantage.WHITENED, rewards_BG, scored_BG)
+    centred_BG = advantages(Advantage.CENTRED, rewards_BG, scored_BG)
+    sigma_B = sigma(_mean(centred_BG.square(), scored_BG))
+    surrogate_B = _mean(bounded_exp(policy_log_ratios_BG) * whitened_BG, scored_BG)
+    tv_policy_B = total_variation(policy_log_ratios_BG, scored_BG)
+    tv_proximal_B = total_variation(proximal_log_ratios_BG, scored_BG)
+    return improvement_bound(surrogate_B, sigma_B, tv_policy_B, tv_proximal_B, factor)
+
+
+def predicted_gain(rewards_BG: Tensor, scored_BG: Tensor, log_ratios_BG: Tensor) -> Tensor:
+    """J(π) - J(α) as each group's samples predict it, [B]: mean of ρ·(r - r̄), with sequence ratios log π/α.
+
+    >>> rewards, scored = torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
+    >>> predicted_gain(rewards, scored, torch.tensor([[1.2, 0.8]]).log())  # 0.5·1.2·0.5 - 0.5·0.8·0.5
+    tensor([0.1000])
+    """
+    return _mean(bounded_exp(log_ratios_BG) * advantages(Advantage.CENTRED, rewards_BG, scored_BG), scored_BG)
+
+
+def total_variation(log_ratios: Tensor, mask: Tensor) -> Tensor:
+    """½·mean |ρ - 1| over the last axis: TV between the two policies, on samples of the denominator.
+
+    >>> total_variation(torch.tensor([1.5, 0.5]).log(), torch.tensor([True, True]))
+    tensor(0.2500)
+    """
+    return _mean((bounded_exp(log_ratios) - 1).abs(), mask) / 2
+
+
+def kl_divergence(log_ratios: Tensor, mask: Tensor) -> Tensor:
+    """mean(ρ - 1 - log ρ) over the last axis: KL(denominator ‖ numerator), unbiased and never negative.
+
+    >>> kl_divergence(torch.tensor([1.5, 0.5]).log(), torch.tensor([True, True]))
+    tensor(0.1438)
+    """
+    return _mean(bounded_exp(log_ratios) - 1 - log_ratios, mask)
+
+
+def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> Tensor:
+    """(Σρ)²/(n·Σρ²) over the last axis: 1 when all samples count alike, 1/n when one counts alone.
+
+    >>> effective_sample_size(torch.tensor([0.0, -50.0]), torch.tensor([True, True]))
+    tensor(0.5000)
+    """
+    # Scale cancels, so the largest ratio is made 1 before exp and nothing needs clamping.
+    highest = torch.where(mask, log_ratios, -torch.inf).amax(-1, keepdim=True)
+    ratios = torch.where(mask, (log_ratios - highest).exp(), 0.0)
+    count = mask.sum(-1).clamp(min=1)
+    return ratios.sum(-1).square() / (count * ratios.square().sum(-1).clamp(min=torch.finfo(ratios.dtype).tiny))
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)

@@ -1,0 +1,173 @@
+"""The one loss behind every objective, and its regularizers.
+
+    L = - aggregate[ gate · weight · correction · A · log π ] + regularizers
+
+Gate, weight, correction and A are constants; the gradient flows through log π alone. With w = ρ and a one-side gate
+that is exactly the gradient of PPO's min/clip. The VALUE of this loss means nothing: watch gates, ratios and drift.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offbeat.objective.aggregate import Counts, aggregate
+from offbeat.objective.gates import passes
+from offbeat.objective.ratios import bounded_exp, importance_weights, linear_exp, log_ratios
+from offbeat.objective.spec import (
+    KL,
+    Aggregate,
+    KLEstimator,
+    Level,
+    Need,
+    Objective,
+    Regularizer,
+)
+from offbeat.types import UNKNOWN, Unknown
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Everything the loss reads, for any N completions: whole groups are not needed here.
+
+    Log-probs are [N, T]. A stream nobody has is `UNKNOWN`, never a stand-in: the objective says if it can do without.
+    """
+
+    policy_NT: Tensor
+    """Being differentiated now."""
+    behavior_NT: Tensor | Unknown
+    """Of the distribution really sampled from."""
+    proximal_NT: Tensor | Unknown
+    """Of the policy at the start of this batch; on the first update, `policy_NT.detach()`."""
+    reference_NT: Tensor | Unknown
+    advantages_N: Tensor
+    weights_N: Tensor
+    mask_NT: Tensor
+    """True on the tokens to train on; a completion to leave out is False throughout."""
+
+    def __post_init__(self) -> None:
+        shape = self.policy_NT.shape
+        if len(shape) != 2:
+            raise ValueError(f"policy_NT must be [N, T], not {tuple(shape)}")
+        for name in ("behavior_NT", "proximal_NT", "reference_NT", "mask_NT"):
+            stream = getattr(self, name)
+            if stream is not UNKNOWN and stream.shape != shape:
+                raise ValueError(f"{name} is {tuple(stream.shape)}, but policy_NT is {tuple(shape)}")
+        for name in ("advantages_N", "weights_N"):
+            if getattr(self, name).shape != shape[:1]:
+                raise ValueError(f"{name} is {tuple(getattr(self, name).shape)}, but there are {shape[0]} completions")
+        if self.mask_NT.dtype != torch.bool:
+            raise ValueError(f"mask_NT must be bool, not {self.mask_NT.dtype}")
+
+    def need(self, need: Need) -> Tensor:
+        """The stream, or an error that names it."""
+        stream: Tensor | Unknown = getattr(self, f"{need.value}_NT")
+        if isinstance(stream, Unknown):
+            raise ValueError(
+                f"this objective needs {need.value} log-probs, and they are unknown here: "
+                "record them, or choose an objective that does without (docs/objectives.md)"
+            )
+        return stream.detach()
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss to call backward on, and what was decided on the way."""
+
+    total: Tensor
+    log_ratios_NT: Tensor | None
+    """log π/α or π/π_k as the gate saw it; None for an objective that looks at no ratio."""
+    passed_NT: Tensor
+    """Tokens that pushed the policy: under the mask, and past gate and rejection."""
+
+
+def policy_loss(objective: Objective, streams: Streams, total: Counts, *, length_limit: int | None = None) -> Loss:
+    """These completions' share of the batch's loss; `total` counts the whole batch, over all micro-batches and ranks.
+
+    >>> from offbeat.objective.aggregate import counts
+    >>> from offbeat.objective.presets import PRESETS
+    >>> logprobs, mask = torch.full((2, 3), -1.0, requires_grad=True), torch.ones(2, 3, dtype=torch.bool)
+    >>> streams = Streams(logprobs, logprobs.detach(), UNKNOWN, UNKNOWN, torch.tensor([1.0, -1.0]), torch.ones(2), mask)
+    >>> policy_loss(PRESETS["grpo"].objective, streams, counts(mask)).total.backward()
+    >>> logprobs.grad[:, 0]
+    tensor([-0.1667,  0.1667])
+    """
+    mask_NT = streams.mask_NT
+    zero = torch.zeros((), dtype=streams.policy_NT.dtype, device=streams.policy_NT.device)
+    policy_NT = torch.where(mask_NT, streams.policy_NT, zero)
+    advantages_N1 = streams.advantages_N[:, None]
+
+    coefficients_NT = (streams.weights_N * streams.advantages_N)[:, None].expand_as(policy_NT)
+    passed_NT, log_ratios_NT = mask_NT, None
+    if objective.needs & {Need.BEHAVIOR, Need.PROXIMAL}:
+        log_ratios_NT, factor_NT, through_NT = _gate_and_weight(objective, streams, advantages_N1)
+        passed_NT = mask_NT & through_NT
+        coefficients_NT = coefficients_NT * factor_NT
+    terms_NT = torch.where(passed_NT, coefficients_NT.detach() * policy_NT, zero)
+    loss = -aggregate(objective.aggregate, terms_NT, mask_NT, total, length_limit=length_limit)
+    for regularizer in objective.regularizers:
+        loss = loss + _penalty(regularizer, objective.aggregate, streams, total, length_limit)
+    return Loss(loss, log_ratios_NT, passed_NT)
+
+
+@torch.no_grad()
+def _gate_and_weight(
+    objective: Objective, streams: Streams, advantages_N1: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """log-ratios the gate saw (None if none), the factor weight · correction, and which tokens get through."""
+    mask_NT = streams.mask_NT
+    factor_NT = torch.ones_like(streams.policy_NT)
+    through_NT = torch.ones_like(mask_NT)
+    seen_NT = proximal_ratios_NT = None
+    if Need.PROXIMAL in objective.needs and Need.BEHAVIOR in objective.needs:
+        proximal_ratios_NT = _proximal_ratios(streams, Level.TOKEN)
+    if Need(objective.against.value) in objective.needs:
+        against_NT = streams.need(Need(objective.against.value))
+        seen_NT = log_ratios(streams.policy_NT, against_NT, mask_NT, objective.ratio)
+        ratios_NT = bounded_exp(seen_NT)
+        factor_NT = importance_weights(objective.weight, ratios_NT, advantages_N1)
+        through_NT = passes(objective.gate, ratios_NT, advantages_N1, proximal_ratios_NT)
+    if objective.correction is not None:
+        correction_NT = _proximal_ratios(streams, objective.correction.level)
+        factor_NT = factor_NT * correction_NT.clamp(max=objective.correction.cap)
+    if objective.reject is not None:
+        reject = objective.reject
+        trust_NT = _proximal_ratios(streams, reject.level)
+        through_NT = through_NT & (trust_NT >= reject.low) & (trust_NT <= reject.high)
+    return seen_NT, factor_NT, through_NT
+
+
+def _proximal_ratios(streams: Streams, level: Level) -> Tensor:
+    """π_k/α."""
+    proximal_NT, behavior_NT = streams.need(Need.PROXIMAL), streams.need(Need.BEHAVIOR)
+    return bounded_exp(log_ratios(proximal_NT, behavior_NT, streams.mask_NT, level))
+
+
+def _penalty(
+    regularizer: Regularizer, kind: Aggregate, streams: Streams, total: Counts, length_limit: int | None
+) -> Tensor:
+    mask_NT = streams.mask_NT
+    if isinstance(regularizer, KL):
+        difference_NT = log_ratios(streams.policy_NT, streams.need(Need.REFERENCE), mask_NT)
+        values_NT = _kl(regularizer.estimator, difference_NT)
+        if regularizer.weighted:
+            behavior_NT = streams.need(Need.BEHAVIOR)
+            values_NT = values_NT * bounded_exp(log_ratios(streams.policy_NT.detach(), behavior_NT, mask_NT))
+        return regularizer.coefficient * aggregate(kind, values_NT, mask_NT, total, length_limit=length_limit)
+    token_NT = log_ratios(streams.policy_NT, streams.need(Need.BEHAVIOR), mask_NT)
+    if regularizer.level is Level.TOKEN:
+        squares = aggregate(kind, token_NT.square(), mask_NT, total, length_limit=length_limit)
+    else:
+        squares = token_NT.sum(-1).square().sum() / max(total.sequences, 1)
+    return regularizer.tau / 2 * squares
+
+
+def _kl(estimator: KLEstimator, difference: Tensor) -> Tensor:
+    match estimator:
+        case KLEstimator.K1:
+            return difference
+        case KLEstimator.K2:
+            return difference.square() / 2
+        case KLEstimator.K3:
+            # A clamped exp would leave only the last `difference`, whose gradient points away from π_ref.
+            return linear_exp(-difference) + difference - 1

@@ -1,0 +1,104 @@
+"""Chunked log-probs and entropies are those of the full logits, at a fraction of the memory."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from logprob_memory import largest_differences, peak_ratio
+from offbeat.objective.logprobs import token_stats
+
+
+def full_logits(
+    hidden: Tensor, head: Tensor, bias: Tensor | None, ids: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logits = hidden @ head.T
+    logits = (logits if bias is None else logits + bias) / temperature
+    log_p = torch.log_softmax(logits, -1)
+    return log_p.gather(-1, ids[..., None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 3),
+    tokens=st.integers(1, 9),
+    vocabulary=st.integers(2, 40),
+    chunk=st.integers(1, 12),
+    temperature=st.sampled_from([1.0, 0.6, 1.7]),
+    with_bias=st.booleans(),
+)
+def test_chunks_equal_full_logits_exactly_in_double_precision(
+    seed: int, rows: int, tokens: int, vocabulary: int, chunk: int, temperature: float, with_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    hidden, head = normal(rows, tokens, 8).requires_grad_(), normal(vocabulary, 8).requires_grad_()
+    bias = normal(vocabulary).requires_grad_() if with_bias else None
+    ids = torch.randint(0, vocabulary, (rows, tokens), generator=generator)
+    weights = normal(2, rows, tokens)
+    leaves = [x for x in (hidden, head, bias) if x is not None]
+
+    logprobs, entropies = full_logits(hidden, head, bias, ids, temperature)
+    expected = torch.autograd.grad((weights[0] * logprobs + weights[1] * entropies).sum(), leaves)
+    found = token_stats(hidden, head, ids, bias=bias, temperature=temperature, chunk_tokens=chunk)
+    gradients = torch.autograd.grad((weights[0] * found.logprobs + weights[1] * found.entropies).sum(), leaves)
+
+    assert torch.allclose(found.logprobs, logprobs, rtol=1e-13, atol=1e-13)
+    assert torch.allclose(found.entropies, entropies, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_equal_to_full_logits_in_float32_at_a_real_vocabulary() -> None:
+    forward, backward = largest_differences(vocabulary=49_152, tokens=128, hidden_size=64)
+    assert forward <= 1e-6
+    assert backward <= 1e-6
+
+
+def test_double_precision_gradients_pass_gradcheck() -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(5, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    head = torch.randn(7, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    ids = torch.tensor([0, 6, 3, 3, 1])
+    assert torch.autograd.gradcheck(
+        lambda h, w: token_stats(h, w, ids, chunk_tokens=2, temperature=0.8), (hidden, head)
+    )
+
+
+def test_bfloat16_states_give_float32_logprobs_and_bfloat16_gradients() -> None:
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(600, 16, generator=generator).bfloat16().requires_grad_()
+    head = torch.randn(50, 16, generator=generator).bfloat16().requires_grad_()
+    ids = torch.randint(0, 50, (600,), generator=generator)
+    stats = token_stats(hidden, head, ids)
+    assert stats.logprobs.dtype == torch.float32
+    gradients = torch.autograd.grad(stats.logprobs.sum(), (hidden, head))
+    logprobs, _ = full_logits(hidden.float(), head.float(), None, ids, 1.0)
+    exact = torch.autograd.grad(logprobs.sum(), (hidden, head))
+    assert (stats.logprobs - logprobs).abs().mean() < 0.02
+    for ours, theirs in zip(gradients, exact, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert (ours.float() - theirs.float()).norm() < 0.02 * theirs.float().norm()
+
+
+def test_a_token_of_probability_zero_leaves_entropy_and_gradient_finite() -> None:
+    hidden, head = torch.ones(1, 1, requires_grad=True), torch.tensor([[200.0], [-200.0]], requires_grad=True)
+    stats = token_stats(hidden, head, torch.tensor([0]))
+    (stats.logprobs + stats.entropies).sum().backward()
+    assert stats.entropies.isfinite().all() and hidden.grad is not None and hidden.grad.isfinite().all()
+
+
+def test_shapes_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not match token ids"):
+        token_stats(torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"is not \[vocabulary, 4\]"):
+        token_stats(torch.zeros(3, 4), torch.zeros(5, 6), torch.zeros(3, dtype=torch.long))
+
+
+def test_peak_memory_stays_below_a_quarter_of_full_logits() -> None:
+    assert peak_ratio(vocabulary=49_152, tokens=4_096, hidden=64) < 0.25

@@ -1,0 +1,80 @@
+"""Imports point down, siblings leave each other alone, and what must be light stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "offbeat"
+
+LAYERS: list[set[str]] = [
+    {"seeds", "nearest"},
+    {"types", "metrics"},
+    {"objective"},
+    {"config"},
+    {"experience", "weights", "tasks"},
+    {"rollout", "trainer"},
+    {"run"},
+    {"report"},
+    {"cli"},
+]
+LAYER = {part: depth for depth, layer in enumerate(LAYERS) for part in layer}
+LIGHT = ["offbeat.types", "offbeat.config", "offbeat.metrics", "offbeat.objective.presets", "offbeat.cli.main"]
+
+
+def imports(file: Path) -> set[str]:
+    """The parts of offbeat that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative imports hide the direction of an arrow"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("offbeat.")}
+    return found - {"__version__"}
+
+
+def part_of(file: Path) -> str:
+    return file.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+FILES = sorted(f for f in SRC.rglob("*.py") if f != SRC / "__init__.py")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SRC)))
+def test_imports_point_down(file: Path) -> None:
+    part = part_of(file)
+    assert part in LAYER, f"{part} has no place in the layers: give it one here and in ARCHITECTURE.md"
+    for imported in imports(file) - {part}:
+        assert LAYER[imported] < LAYER[part], f"{file.relative_to(SRC)} imports {imported}, which is not below it"
+
+
+def test_the_check_sees_an_import_that_points_up(tmp_path: Path) -> None:
+    upward = tmp_path / "upward.py"
+    upward.write_text("def f():\n    from offbeat.run import loop\n")
+    assert imports(upward) == {"run"}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_light_modules_do_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'lance', 'ray') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_answers_without_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; from offbeat.cli.main import app; app(['--help'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "objectives" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SRC)))
+def test_a_file_fits_in_the_head(file: Path) -> None:
+    lines = len(file.read_text(encoding="utf-8").splitlines())
+    assert lines <= 350, f"{lines} lines: is it still one thing?"
+    assert file.stem not in {"utils", "util", "helpers", "common", "misc", "manager"}
