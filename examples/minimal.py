@@ -1,13 +1,13 @@
 """Off-policy group-relative RL on one page: Algorithm 1 of Mroueh et al. (arXiv 2505.22257) in one process, on CPU.
 
-A tiny Llama is made on the spot and pre-trained to add numbers below 50 by watching someone who often slips. Then it
-learns from its own answers, compared in groups, while the policy that writes them lags behind the one that learns:
+A tiny Llama is made on the spot and pre-trained on one-digit sums by someone who mostly gets them wrong. Then it learns
+from its own answers, compared in groups, while the policy that writes them lags behind the one that learns:
 
     python examples/minimal.py                        v = 1: publish after every step, answers are always fresh
     python examples/minimal.py --sync-every 10        v = 10: answers come from weights up to 9 steps behind
     python examples/minimal.py --updates-per-batch 4  i = 4: every batch of answers is used four times
 
-A problem is six tokens, "07+45=". Its completion is at most three, "52.", and the reward is 1 if it is exactly that.
+A prompt is four characters, "7+8=". Its completion is at most three, and the reward is 1 for exactly "15." and else 0.
 Shapes: B prompts, G completions of each, N = B·G, P prompt tokens, T completion tokens, H hidden.
 """
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LinearLR
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from offbeat.objective.aggregate import counts
@@ -32,8 +33,8 @@ from offbeat.objective.spec import Need, Objective
 from offbeat.seeds import derive
 from offbeat.types import UNKNOWN
 
-B, G, T = 16, 16, 3
-LEARNING_RATE = 3e-4
+B, G, T = 64, 8, 3
+LEARNING_RATE = 4e-4
 SLIPS = 0.6  # share of wrong answers in pre-training: what is left for RL to mend
 REPORT_EVERY = 15
 
@@ -46,8 +47,8 @@ def encode(texts: list[str]) -> Tensor:
 
 
 # The world is small enough to write down. A problem is a row number of these.
-PROMPTS = encode([f"{a:02}+{b:02}=" for a in range(50) for b in range(50)])
-SUMS = torch.tensor([a + b for a in range(50) for b in range(50)])
+PROMPTS = encode([f"{a}+{b}=" for a in range(10) for b in range(10)])
+SUMS = torch.tensor([a + b for a in range(10) for b in range(10)])
 ANSWERS = encode([str(number).ljust(T, ".") for number in range(100)])
 
 
@@ -96,7 +97,7 @@ def pretrain(steps: int, seed: int) -> LlamaForCausalLM:
         )
     )
     optimizer = AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps, pct_start=0.1)
+    schedule = LinearLR(optimizer, start_factor=1.0, end_factor=0.01, total_iters=steps)
     randomness = stream(seed, "pretrain")
     for _ in range(steps):
         problems_N = torch.randint(len(PROMPTS), (128,), generator=randomness)
@@ -130,8 +131,9 @@ def generate(model: LlamaForCausalLM, problems_N: Tensor, randomness: torch.Gene
 
 
 def pass_rate(policy: LlamaForCausalLM, seed: int) -> float:
-    """pass@1 over all 2,500 problems, sampled at temperature 1: the policy's expected reward, not its best guess."""
-    return float(generate(policy, torch.arange(len(PROMPTS)), stream(seed, "evaluate")).rewards_N.mean())
+    """pass@1 over all problems, 20 samples each at temperature 1: the policy's expected reward, not its best guess."""
+    problems_N = torch.arange(len(PROMPTS)).repeat_interleave(20)
+    return float(generate(policy, problems_N, stream(seed, "evaluate")).rewards_N.mean())
 
 
 def credit_of(objective: Objective, rollout: Rollout, seed: int, step: int) -> Credit:
@@ -143,14 +145,14 @@ def credit_of(objective: Objective, rollout: Rollout, seed: int, step: int) -> C
 
 
 def loss_of(objective: Objective, rollout: Rollout, credit: Credit, policy_NT: Tensor, proximal_NT: Tensor) -> Tensor:
-    mask_NT = rollout.mask_NT & credit.trained_BG.view(-1, 1)
+    advantages_N, weights_N, mask_NT = credit.rows(rollout.mask_NT)
     streams = Streams(
         policy_NT=policy_NT,
         behavior_NT=rollout.behavior_NT,
         proximal_NT=proximal_NT,
         reference_NT=UNKNOWN,
-        advantages_N=credit.advantages_BG.flatten(),
-        weights_N=credit.weights_BG.flatten(),
+        advantages_N=advantages_N,
+        weights_N=weights_N,
         mask_NT=mask_NT,
     )
     return policy_loss(objective, streams, counts(mask_NT), length_limit=T).total
@@ -180,11 +182,11 @@ def train(policy: LlamaForCausalLM, args: argparse.Namespace) -> list[float]:
         rollout = generate(behavior, problems_N, sampling)
         credit = credit_of(objective, rollout, args.seed, step)
 
-        proximal_NT = torch.empty(0)
+        policy_NT = completion_logprobs(policy, rollout.problems_N, rollout.completions_NT)
+        proximal_NT = policy_NT.detach()  # before the first update the two are the same
         for update in range(args.updates_per_batch):
-            policy_NT = completion_logprobs(policy, rollout.problems_N, rollout.completions_NT)
-            if update == 0:  # nothing has moved yet: this forward pass is the proximal policy's too
-                proximal_NT = policy_NT.detach()
+            if update > 0:
+                policy_NT = completion_logprobs(policy, rollout.problems_N, rollout.completions_NT)
             descend(policy, optimizer, loss_of(objective, rollout, credit, policy_NT, proximal_NT))
 
         if step % REPORT_EVERY == 0 or step == args.steps:
@@ -198,18 +200,26 @@ def train(policy: LlamaForCausalLM, args: argparse.Namespace) -> list[float]:
     return rates
 
 
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is too small; give at least 1")
+    return number
+
+
 def main(argv: list[str] | None = None) -> list[float]:
     without_reference = sorted(n for n, p in PRESETS.items() if Need.REFERENCE not in p.objective.needs)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sync-every", type=int, default=1, metavar="V", help="steps from one publish to the next")
-    parser.add_argument("--updates-per-batch", type=int, default=1, metavar="I", help="updates on each batch")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument(
+        "--sync-every", type=positive, default=1, metavar="V", help="steps from one publish to the next"
+    )
+    parser.add_argument("--updates-per-batch", type=positive, default=1, metavar="I", help="updates on each batch")
+    parser.add_argument("--steps", type=positive, default=200)
     parser.add_argument("--objective", default="rec-oneside-nois", choices=without_reference, metavar="PRESET")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pretrain-steps", type=int, default=600)
+    parser.add_argument("--pretrain-steps", type=positive, default=800)
     args = parser.parse_args(argv)
 
-    torch.set_num_threads(1)  # matrices this small gain nothing from a second core
+    torch.set_num_threads(1)  # matrices this small gain little from a second core, which others may be using
     start = time.monotonic()
     policy = pretrain(args.pretrain_steps, args.seed)
     print(f"pre-trained in {time.monotonic() - start:.0f} s", flush=True)

@@ -56,9 +56,7 @@ def properties() -> bool:
     tests = ("tests/objective/test_invariance.py", "tests/objective/test_presets.py")
     passed, failed, printed = pytest("--hypothesis-show-statistics", *tests)
     blocks = re.split(r"^tests/", printed, flags=re.MULTILINE)
-    examples = [
-        sum(int(n) for n in re.findall(r"(\d+) passing examples", block)) for block in blocks if "passing" in block
-    ]
+    examples = [sum(int(n) for n in re.findall(r"(\d+) passing", block)) for block in blocks if "passing" in block]
     headline = [n for n in examples if n >= 100]
     return record(
         Figure(

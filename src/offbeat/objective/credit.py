@@ -24,6 +24,16 @@ class Credit:
     too_small_B: Tensor
     """Fewer than two scored completions: nothing to compare."""
 
+    def rows(self, mask_NT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Advantages [N], weights [N] and mask [N, T] as `Streams` takes them: who is not trained is masked out.
+
+        >>> one_score = torch.tensor([[True, False]])
+        >>> credit = assign_credit(Objective(), torch.tensor([[1.0, 0.0]]), one_score, torch.ones(1, 2))
+        >>> credit.rows(torch.ones(2, 3, dtype=torch.bool))[2].any()  # one score is too few to compare
+        tensor(False)
+        """
+        return self.advantages_BG.flatten(), self.weights_BG.flatten(), mask_NT & self.trained_BG.reshape(-1, 1)
+
 
 def assign_credit(
     objective: Objective,
