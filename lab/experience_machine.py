@@ -20,13 +20,14 @@ from offbeat.experience.history import CLOSED
 from offbeat.experience.ledger import Event, Fate, Happening
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
+from offbeat.experience.priorities import Priority
 from offbeat.experience.sampler import Draw, Limits, Sampler, Waiting
 from offbeat.experience.tables import Snapshot
 from offbeat.types import UNKNOWN, Completion, Group, Json, Prompt, Score, Unscorable, VersionSpan
 
 MODES: tuple[Mode, ...] = (
     Fresh(),
-    Replay(share=0.5, reuse_budget=2),
+    Replay(share=1.0, reuse_budget=2, priority=Priority(reuse=0.0)),
     Replay(share=0.5, reuse_budget=3, cooldown=2),
     Offline(epochs=2, cooldown=1),
 )
@@ -47,6 +48,8 @@ class ExperienceMachine(RuleBasedStateMachine):
 
     steps: ClassVar[int] = 0
     """Rules run, over all examples."""
+    draws: ClassVar[int] = 0
+    """Batches drawn, over all examples."""
     place: Path | None = None
 
     @initialize(mode=st.sampled_from(MODES), max_lag=st.sampled_from([None, 1, 3]), strict=st.booleans())
@@ -118,6 +121,14 @@ class ExperienceMachine(RuleBasedStateMachine):
         for name in names:
             self.generating.pop(name, None)
 
+    @rule(behind=st.integers(0, 2), ours=st.booleans(), count=st.integers(2, 8))
+    def append_rollouts(self, behind: int, ours: bool, count: int) -> None:
+        """The usual: several groups at once, complete and with contrast."""
+        version = max(self.k - behind, 0) if ours else None
+        groups = [a_group(self.new_id(), version, [Score(0.0), Score(1.0)]) for _ in range(count)]
+        assert len(self.log.append(groups).accepted) == count
+        self.take_in(groups)
+
     @rule(broken=st.sampled_from([float("nan"), float("inf")]))
     def append_nonsense(self, broken: float) -> None:
         """A group the door must refuse, beside one it must not."""
@@ -160,13 +171,22 @@ class ExperienceMachine(RuleBasedStateMachine):
             else:
                 self.know({c.id: deadline.missing() for c in group.completions if c.score is None}, group)
 
-    @rule()
-    def step(self) -> None:
+    @rule(times=st.integers(1, 8))
+    def step(self, times: int) -> None:
         """The trainer takes what is new, draws, trains, and writes down what became of the groups."""
-        rows, now = self.log.index_since(self.fed)
-        self.sampler.feed(rows)
-        self.fed = now
-        self.settle(self.sampler.draw(self.k), now)
+        for _ in range(times):
+            rows, self.fed = self.log.index_since(self.fed)
+            self.sampler.feed(rows)
+            found = self.sampler.draw(self.k)
+            self.settle(found, self.fed)
+            if isinstance(found, Waiting):
+                self.check_shortage(found)
+                break
+
+    @rule(steps=st.integers(1, 4))
+    def skip(self, steps: int) -> None:
+        """The trainer trains on something else meanwhile: what waits falls behind."""
+        self.k += steps
 
     @rule()
     def save(self) -> None:
@@ -192,6 +212,7 @@ class ExperienceMachine(RuleBasedStateMachine):
         for k, until, expected in history if repeat_history else []:
             rows, self.fed = self.log.index_since(self.fed, until)
             self.sampler.feed(rows)
+            self.k = k
             assert self.sampler.draw(k) == expected
             self.settle(expected, until)
 
@@ -221,6 +242,13 @@ class ExperienceMachine(RuleBasedStateMachine):
             self.trained.append((group.id, self.k + 1))
             self.log.record([Event(group.id, Happening.TRAINED, step=self.k + 1)])
         self.k += 1
+        type(self).draws += 1
+
+    def check_shortage(self, found: Waiting) -> None:
+        """Each group that could be drawn counts; only replay and epochs have reasons of their own to wait."""
+        ready = [g for g in self.groups.values() if g.scored and self.fate(g.id) is Fate.WAITING]
+        if isinstance(self.mode, Fresh):
+            assert len(ready) == self.limits.batch - found.needed
 
     def read(self, found: Draw | Waiting, which: str) -> list[Group]:
         """The groups a draw names, read from the log: they must be what was appended, late scores in place."""

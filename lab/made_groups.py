@@ -163,6 +163,7 @@ BREAKAGES: Final[dict[str, tuple[Reason, Change]]] = {
     "no completion id": (Reason.ID, _with(id="")),
     "one completion twice": (Reason.ID, lambda group, _: replace(group, completions=group.completions[:1] * 2)),
     "no task": (Reason.TASK, _prompt(task="")),
+    "half a character as task": (Reason.TASK, _prompt(task="\ud800")),
     "no prompt tokens": (Reason.PROMPT_TOKENS, _prompt(token_ids=[])),
     "square prompt tokens": (Reason.PROMPT_TOKENS, _prompt(token_ids=[[1, 2], [3, 4]])),
     "NaN in columns": (Reason.PROMPT_COLUMNS, _prompt(columns={"answer": float("nan")})),
@@ -191,15 +192,21 @@ BREAKAGES: Final[dict[str, tuple[Reason, Change]]] = {
     "an empty span": (Reason.VERSIONS, _spans(lambda n: (VersionSpan(1, 0, 0), VersionSpan(1, 0, n)))),
     "a negative version": (Reason.VERSIONS, _spans(lambda n: (VersionSpan(-1, 0, n),))),
     "a huge version": (Reason.VERSIONS, _spans(lambda n: (VersionSpan(2**31, 0, n),))),
+    "a truth value as version": (Reason.VERSIONS, _spans(lambda n: (VersionSpan(True, 0, n),))),
     "half a version": (Reason.VERSIONS, _spans(lambda n: (VersionSpan(1.5, 0, n),))),  # type: ignore[arg-type]
     "no version": (Reason.VERSIONS, _spans(lambda n: ())),
     "a tuple as span": (Reason.VERSIONS, _spans(lambda n: ((1, 0, n),))),
     "an unknown finish": (Reason.FINISH, _with(finish="tired")),
     "no source": (Reason.SOURCE, _with(source="")),
+    "half a character as source": (Reason.SOURCE, _with(source="model\ud800")),
+    "half a character as detail": (Reason.SCORE, _with(score=Unscorable("crash", "\ud800"))),
+    "a number as detail": (Reason.SCORE, _with(score=Unscorable("crash", 7))),  # type: ignore[arg-type]
+    "half a character in a part's name": (Reason.REWARD, _with(score=Score(1.0, {"\ud800": 1.0}))),
     "a bare number as score": (Reason.SCORE, _with(score=1.0)),
     "an unknown reason": (Reason.SCORE, _with(score=Unscorable("tired"))),  # type: ignore[arg-type]
     "a NaN reward": (Reason.REWARD, _reward(float("nan"))),
     "an infinite reward": (Reason.REWARD, _reward(float("inf"))),
+    "a reward that no float can hold": (Reason.REWARD, _reward(10**400)),
     "a text as reward": (Reason.REWARD, _reward("1.0")),
     "a NaN part": (Reason.REWARD, _with(score=Score(1.0, {"correct": float("nan")}))),
     "a list as breakdown": (Reason.REWARD, _with(score=Score(1.0, [1.0]))),  # type: ignore[arg-type]

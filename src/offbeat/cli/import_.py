@@ -1,0 +1,75 @@
+"""`offbeat import`: somebody else's rollouts into an experience log."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from offbeat.cli.log import existing
+from offbeat.cli.terminal import plainly, printable
+from offbeat.cli.tokenizer import encoder_of, load_tokenizer
+
+if TYPE_CHECKING:
+    from offbeat.experience.importer import Tally
+
+
+def import_(
+    file: Annotated[str, typer.Argument(help="JSONL, Parquet, a saved dataset, a directory, or hf:owner/name")],
+    into: Annotated[str, typer.Option(help="The experience log: a path or an object store's URI")],
+    task: Annotated[str | None, typer.Option(help="What the prompts belong to, for example: math")] = None,
+    source: Annotated[str | None, typer.Option(help="Who answered, for example: human, model:qwen")] = None,
+    columns: Annotated[str, typer.Option(help="Which column is what: prompt=question,responses=answers")] = "",
+    keep: Annotated[str, typer.Option(help="Columns to keep with the prompt: answer,difficulty")] = "",
+    tokenizer: Annotated[Path | None, typer.Option(help="Directory of the policy's tokenizer; text needs one")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put prompts given as text into the chat template")] = False,
+    reward_range: Annotated[str | None, typer.Option(help="Lowest and highest reward: 0,1")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Refuse token ids from here on")] = None,
+    split: Annotated[str, typer.Option(help="Of a dataset")] = "train",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would happen; write nothing")] = False,
+) -> None:
+    """Take in rollouts, other models' answers or people's answers. Importing the same again adds nothing.
+
+    Try it first: `offbeat import rollouts.jsonl --into runs/one/experience --task math --source model:qwen --dry-run`
+    """
+    from contextlib import nullcontext
+
+    from offbeat.experience.door import Rules
+    from offbeat.experience.exchange.layout import parse_columns
+    from offbeat.experience.exchange.records import find_records
+    from offbeat.experience.exchange.shapes import About
+    from offbeat.experience.importer import import_into, layout_of, read_groups
+    from offbeat.experience.log import ExperienceLog
+
+    with plainly():
+        records = find_records(file, split)
+        layout = layout_of(records, parse_columns(columns), [name for name in keep.split(",") if name])
+        typer.echo(printable(f"detected: {layout}"))
+        loaded = load_tokenizer(tokenizer) if tokenizer else None
+        rules = Rules(
+            vocab_size=vocab_size or (len(loaded) if loaded else None), reward_ranges=_ranges(task, reward_range)
+        )
+        found = read_groups(records, layout, About(task, source, encoder_of(loaded, chat=chat) if loaded else None))
+        with nullcontext() if dry_run and not existing(into) else ExperienceLog.open(into, rules=rules) as log:
+            tally = import_into(log, found, rules=rules, dry_run=dry_run, on_batch=_tell)
+    typer.echo(printable(str(tally)))
+    if dry_run:
+        typer.echo("dry run: nothing was written")
+
+
+def _tell(tally: "Tally") -> None:
+    """A sign of life, rewritten in place, for whoever watches a terminal."""
+    if sys.stderr.isatty():
+        typer.echo(f"\r{tally.taken} groups taken, {sum(tally.refused.values())} quarantined ", nl=False, err=True)
+
+
+def _ranges(task: str | None, text: str | None) -> dict[str, tuple[float, float]]:
+    if text is None:
+        return {}
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--reward-range {text!r}; two numbers like 0,1 were meant") from None
+    if task is None:
+        raise typer.BadParameter("--reward-range holds for one task; say which with --task")
+    return {task: (low, high)}

@@ -1,0 +1,219 @@
+"""Three ways to choose a batch: `Fresh`, `Replay`, `Offline`. Each is a value, and a pure function of what it sees."""
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.experience.history import NEVER
+from offbeat.experience.index import NO_VERSION
+from offbeat.experience.priorities import Priority, shuffled, weighted_draw
+from offbeat.seeds import derive
+
+Ordinals = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What a mode chooses from: every group from ordinal `start` on, position 0 of each column being `start`."""
+
+    k: int
+    batch: int
+    seed: int
+    start: int
+    able: NDArray[np.bool_]
+    """Ripe, wanted, within lag and budget. A cooldown may still hold a group back."""
+    uses: NDArray[np.int32]
+    last: NDArray[np.int32]
+    oldest_version: NDArray[np.int32]
+    reward_mean: NDArray[np.float32]
+    reward_std: NDArray[np.float32]
+
+    @property
+    def end(self) -> int:
+        """The ordinal the next group in the log will have."""
+        return self.start + len(self.able)
+
+    def cooled(self, cooldown: int, place: Ordinals | slice = slice(None)) -> NDArray[np.bool_]:
+        """Which groups at `place` no cooldown holds back."""
+        last = self.last[place]
+        cooled: NDArray[np.bool_] = (last == NEVER) | (last < self.k - cooldown)
+        return cooled
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """A place in an epoch. The order follows from seed, epoch and population, so that a state need not hold it."""
+
+    epoch: int = -1
+    population: int = 0
+    position: int = 0
+    deferred: tuple[int, ...] = ()
+    """Passed while cooling down; drawn as soon as they may be."""
+    order: Ordinals = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def ordered(self, seed: int) -> "Walk":
+        """The same place with its order worked out."""
+        return replace(self, order=shuffled(derive(seed, "sampler", "epoch", self.epoch), self.population))
+
+    def next_epoch(self, seed: int, population: int) -> "Walk":
+        """The start of the next epoch, over all groups there are by now."""
+        return Walk(self.epoch + 1, population, 0, self.deferred).ordered(seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Up to a batch of ordinals."""
+
+    fresh: Ordinals
+    past: Ordinals
+    walk: Walk
+    """Where to go on from, if the choice is taken."""
+
+
+class Mode(Protocol):
+    """A way to choose."""
+
+    @property
+    def reuse_budget(self) -> int | None:
+        """How often one group may be drawn in all; None is without limit."""
+
+    @property
+    def cooldown(self) -> int:
+        """Steps that must pass between two draws of one group: 0 allows the next step, 1 the one after."""
+
+    def choose(self, view: View, walk: Walk) -> Choice:
+        """A batch if there is one, else less."""
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Each group once, oldest first.
+
+    >>> Fresh().reuse_budget
+    1
+    """
+
+    reuse_budget: int = field(default=1, init=False)
+    cooldown: int = field(default=0, init=False)
+
+    def choose(self, view: View, walk: Walk) -> Choice:
+        """The first groups of the log that were never drawn."""
+        return Choice(_oldest(view, view.able & (view.uses == 0), view.batch), np.zeros(0, np.int64), walk)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A share of each batch from the past, by priority; the rest fresh, each once, oldest first.
+
+    The past is every group drawn before and every group without a version of ours: what was imported does not queue
+    before the rollouts. While the past offers too few, fresh groups take their place.
+
+    >>> Replay(share=0.25, reuse_budget=3, cooldown=2).priority.advantage
+    1.0
+    """
+
+    share: float = 0.5
+    """Of the batch, from the past."""
+    reuse_budget: int = 4
+    """How often one group may be drawn in all, its first time included."""
+    cooldown: int = 0
+    """Steps that must pass between two draws of one group: 0 allows the next step, 1 the one after."""
+    priority: Priority = field(default_factory=Priority)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share = {self.share} must be above 0 and at most 1; 'fresh' draws nothing from the past")
+        if self.reuse_budget < 2:
+            raise ValueError(f"reuse_budget = {self.reuse_budget} leaves nothing to replay; set at least 2, or 'fresh'")
+        _check_cooldown(self.cooldown)
+
+    def choose(self, view: View, walk: Walk) -> Choice:
+        """Past groups by weight, without repetition, then fresh ones to fill the batch."""
+        unversioned = view.oldest_version == NO_VERSION
+        candidates = np.flatnonzero(view.able & view.cooled(self.cooldown) & ((view.uses > 0) | unversioned))
+        lag = np.where(unversioned[candidates], 0, np.maximum(view.k - view.oldest_version[candidates], 0))
+        log_weights = self.priority.log_weights(
+            lag, view.uses[candidates], view.reward_mean[candidates], view.reward_std[candidates]
+        )
+        key = derive(view.seed, "sampler", "replay", view.k)
+        past = weighted_draw(key, view.start + candidates, log_weights, max(1, round(self.share * view.batch)))
+        fresh = _oldest(view, view.able & (view.uses == 0) & ~unversioned, view.batch - len(past))
+        return Choice(fresh, past, walk)
+
+
+@dataclass(frozen=True)
+class Offline:
+    """Epochs over what is there, in an order shuffled anew for each. What arrives meanwhile joins the next epoch.
+
+    A batch may span two epochs; it never holds a group twice.
+
+    >>> Offline(epochs=3).reuse_budget
+    3
+    """
+
+    epochs: int | None = None
+    """How often each group is drawn, late ones too; None goes on without end."""
+    cooldown: int = 0
+    """Steps that must pass between two draws of one group; matters at the seam of two epochs."""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise ValueError(f"epochs = {self.epochs} draws nothing; set at least 1, or None to go on without end")
+        _check_cooldown(self.cooldown)
+
+    @property
+    def reuse_budget(self) -> int | None:
+        """One draw an epoch."""
+        return self.epochs
+
+    def choose(self, view: View, walk: Walk) -> Choice:
+        """Go on in the order of the epoch, past its end if need be."""
+        nothing = np.zeros(0, np.int64)
+        if not view.able.any():
+            return Choice(nothing, nothing, walk)
+        queue = np.array(walk.deferred, np.int64)
+        chosen, cooling, used = self._take(view, queue, nothing)
+        walk = replace(walk, deferred=(*cooling.tolist(), *queue[used:].tolist()))
+        chosen, walk = self._advance(view, walk, chosen)
+        # No group can be in a batch twice, so a batch never needs more than two epochs.
+        if len(chosen) < view.batch:
+            chosen, walk = self._advance(view, walk.next_epoch(view.seed, view.end), chosen)
+        return Choice(chosen, nothing, walk)
+
+    def _advance(self, view: View, walk: Walk, chosen: Ordinals) -> tuple[Ordinals, Walk]:
+        """Take from the epoch's order until the batch is full or the epoch ends."""
+        stride = 4 * view.batch
+        while len(chosen) < view.batch and walk.position < walk.population:
+            queue = walk.order[walk.position : walk.position + stride]
+            more, cooling, used = self._take(view, queue, chosen)
+            chosen = np.concatenate([chosen, more])
+            deferred = (*walk.deferred, *cooling.tolist())
+            walk = replace(walk, position=walk.position + used, deferred=deferred)
+        return chosen, walk
+
+    def _take(self, view: View, queue: Ordinals, chosen: Ordinals) -> tuple[Ordinals, Ordinals, int]:
+        """What the batch gets from the head of `queue`, what is passed over because it cools, how much was used."""
+        place = np.maximum(queue - view.start, 0)
+        able = (queue >= view.start) & view.able[place]
+        cool = view.cooled(self.cooldown, place) & ~np.isin(queue, chosen) & _first_occurrence(queue)
+        needed = view.batch - len(chosen)
+        taken = np.flatnonzero(able & cool)[:needed]
+        used = int(taken[-1]) + 1 if len(taken) == needed else len(queue)
+        return queue[taken], queue[:used][(able & ~cool)[:used]], used
+
+
+def _check_cooldown(cooldown: int) -> None:
+    if cooldown < 0:
+        raise ValueError(f"cooldown = {cooldown}: 0 allows a group again at the next step")
+
+
+def _oldest(view: View, mask: NDArray[np.bool_], count: int) -> Ordinals:
+    return view.start + np.flatnonzero(mask)[:count]
+
+
+def _first_occurrence(queue: Ordinals) -> NDArray[np.bool_]:
+    first = np.zeros(len(queue), np.bool_)
+    first[np.unique(queue, return_index=True)[1]] = True
+    return first

@@ -1,0 +1,281 @@
+"""The reading side of the log: snapshots, groups with their late scores in place, and what samplers are fed."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offbeat.experience.catalog import Catalog, Ints
+from offbeat.experience.door import Reason, Refusal
+from offbeat.experience.feedback import merge
+from offbeat.experience.index import NO_VERSION, Columns
+from offbeat.experience.ledger import Event, Happening, Ledger, settle
+from offbeat.experience.quarantine import Refused
+from offbeat.experience.rows import READ, groups_from, reward_figures
+from offbeat.experience.schema import digest, score_from
+from offbeat.experience.table import LogReadError
+from offbeat.experience.tables import Snapshot, Tables
+from offbeat.types import Group, Score, Unscorable
+
+Scores = dict[str, Score | Unscorable]
+"""By completion id."""
+
+_SUMMARY: Final = ["oldest_version", "task", "sources", "scored", "awaited", "reward_mean", "reward_std", "tokens"]
+_SOURCE_BITS: Final = 31
+"""Sources from this number on share one bit."""
+
+
+class LogReader:
+    """Reads one log, from any process, while others append to it. Safe to use from many threads.
+
+    >>> import tempfile
+    >>> from offbeat.experience.log import ExperienceLog
+    >>> from offbeat.types import UNKNOWN, Completion, Prompt
+    >>> answer = Completion("g7/0", [4, 2], UNKNOWN, source="human", score=Score(1.0))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with ExperienceLog.open(place) as log:
+    ...         _ = log.append([Group("g7", Prompt(id="p", token_ids=[1], task="arithmetic"), (answer,))])
+    ...     reader = LogReader.open(place)
+    ...     reader.filter(source="human").tolist(), reader.index_since(None)[0].reward_mean.tolist()
+    ([0], [1.0])
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        """Groups, scores, events and quarantine as Lance tables."""
+        self._catalog = Catalog(tables)
+
+    @classmethod
+    def open(cls, uri: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> "LogReader":
+        """Open a log that exists, to read it only."""
+        return cls(Tables.open(os.fspath(uri), storage_options, create=False))
+
+    def snapshot(self) -> Snapshot:
+        """The log as it stands now."""
+        return self.tables.snapshot()
+
+    def _as_of(self, snapshot: Snapshot | None) -> Snapshot:
+        now = self.snapshot() if snapshot is None else snapshot
+        self._catalog.catch_up(now)
+        return now
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks, by the number the index gives them."""
+        return list(self._catalog.tasks)
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the sources, by the bit the index gives them."""
+        return list(self._catalog.sources)
+
+    def find(self, group_ids: Sequence[str], snapshot: Snapshot | None = None) -> Ints:
+        """The ordinal of each group, −1 where it is not in the log."""
+        now = self._as_of(snapshot)
+        rows = self._catalog.rows_of(group_ids)
+        return np.where((rows >= 0) & (rows < now.groups), self._catalog.ordinals(rows), -1)
+
+    def read(self, which: Sequence[int] | Sequence[str] | Ints, snapshot: Snapshot | None = None) -> list[Group]:
+        """Groups by ordinal or by id, in the order asked for, with late scores in place."""
+        now = self._as_of(snapshot)
+        ordinals = np.asarray(which)
+        if ordinals.dtype.kind == "U":
+            ids = [str(name) for name in which]
+            ordinals = self.find(ids, now)
+            if (ordinals < 0).any():
+                raise LogReadError(f"there is no group {ids[int(np.argmin(ordinals))]!r} in this log")
+        rows = self._catalog.rows_at(ordinals.astype(np.int64))
+        if len(rows) and (int(ordinals.min()) < 0 or int(rows.max()) >= now.groups):
+            raise LogReadError(
+                f"ordinals {ordinals.min()} … {ordinals.max()} were asked for; the snapshot has {self.size(now)} groups"
+            )
+        return self._groups(rows, now)
+
+    def size(self, snapshot: Snapshot | None = None) -> int:
+        """How many groups there are, repetitions left out."""
+        now = self._as_of(snapshot)
+        return now.groups - self._catalog.repetitions(now)
+
+    def groups(self, snapshot: Snapshot | None = None, *, at_once: int = 256) -> Iterator[Group]:
+        """Every group in commit order, read some at a time."""
+        now = self._as_of(snapshot)
+        for start in range(0, now.groups, at_once):
+            yield from self._groups(self._catalog.first(np.arange(start, min(start + at_once, now.groups))), now)
+
+    def _groups(self, rows: Ints, now: Snapshot) -> list[Group]:
+        if not len(rows):
+            return []
+        groups = groups_from(self.tables.groups.take(rows, READ))
+        late = self._late(rows, now)
+        return [merge(group, late[i]) if i in late else group for i, group in enumerate(groups)]
+
+    def unripe(self, *, appended_before: float, snapshot: Snapshot | None = None) -> list[Group]:
+        """Groups appended before that time (unix seconds) which still lack feedback and were not given up."""
+        now = self._as_of(snapshot)
+        found = self.tables.groups.scan(0, now.groups, [], f"awaited > 0 AND appended_at <= {appended_before!r}")
+        rows = self._catalog.first(_ints(found["_rowid"]))
+        return [group for group in self._groups(rows[~self._catalog.given_up(rows, now)], now) if not group.scored]
+
+    def _known(self, group_ids: Sequence[str]) -> list[tuple[str, list[str]] | None]:
+        """Task and completion ids of each group; None for a group that is not in the log."""
+        self._as_of(None)
+        rows = self._catalog.rows_of(group_ids)
+        stored = self.tables.groups.take(rows[rows >= 0], ["task", "completion_ids"])
+        known = zip(stored["task"].to_pylist(), stored["completion_ids"].to_pylist(), strict=True)
+        return [next(known) if row >= 0 else None for row in rows.tolist()]
+
+    def _late(self, rows: Ints, now: Snapshot) -> dict[int, Scores]:
+        """Late scores by position in `rows`; the last one for a completion counts."""
+        at, found = self._catalog.late_scores(rows, now)
+        if not len(at):
+            return {}
+        columns = ["completion_id", "reward", "unscorable", "detail", "breakdown"]
+        stored = self.tables.scores.take(found, columns)
+        late: dict[int, Scores] = {}
+        for position, (completion_id, *fields) in zip(
+            at.tolist(), zip(*(stored[c].to_pylist() for c in columns), strict=True), strict=True
+        ):
+            score = score_from(*fields)
+            assert score is not None  # the door admits no empty feedback
+            late.setdefault(position, {})[completion_id] = score
+        return late
+
+    def filter(
+        self,
+        *,
+        task: str | None = None,
+        source: str | None = None,
+        versions: tuple[int, int] | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> Ints:
+        """Ordinals of the groups of a task, with a completion of a source, with oldest version in [low, high]."""
+        now = self._as_of(snapshot)
+        conditions = ["true"]
+        if task is not None:
+            conditions.append(f"task = {_quoted(task)}")
+        if source is not None:
+            conditions.append(f"array_has(sources, {_quoted(source)})")
+        if versions is not None:
+            conditions.append(f"oldest_version >= {int(versions[0])} AND oldest_version <= {int(versions[1])}")
+        found = self.tables.groups.scan(0, now.groups, [], " AND ".join(conditions))
+        return self._catalog.ordinals(self._catalog.first(_ints(found["_rowid"])))
+
+    def index_since(self, cursor: Snapshot | None, until: Snapshot | None = None) -> tuple[Columns, Snapshot]:
+        """What a sampler is fed: groups that are new or got feedback after `cursor`, and the cursor to go on from.
+
+        What it returns depends on the two snapshots alone, so a resumed sampler can be fed the same again.
+        """
+        now = self._as_of(until)
+        since = cursor or Snapshot()
+        changed = self._catalog.scored_between(since.scores, now.scores)
+        changed = changed[changed < since.groups]
+        fresh = self._catalog.first(np.arange(since.groups, now.groups))
+        parts = [self.tables.groups.take(changed, _SUMMARY)] if len(changed) else []
+        if len(fresh):
+            scanned = self.tables.groups.scan(since.groups, now.groups, _SUMMARY)
+            keep = np.isin(_ints(scanned["_rowid"]), fresh)
+            parts.append(scanned.select(_SUMMARY).filter(pa.array(keep)))
+        rows = np.concatenate([changed, fresh])
+        return self._columns(rows, parts, now), now
+
+    def _columns(self, rows: Ints, parts: list[pa.Table], now: Snapshot) -> Columns:
+        if not parts:
+            return Columns(*([[]] * 10))  # type: ignore[arg-type]
+        summary = pa.concat_tables(parts)
+        values = {
+            name: summary[name].to_numpy() for name in ("scored", "awaited", "reward_mean", "reward_std", "tokens")
+        }
+        values = {name: np.nan_to_num(array) for name, array in values.items()}
+        self._with_late_scores(rows, values, now)
+        sources = summary["sources"].combine_chunks()
+        bits = np.array([1 << min(code, _SOURCE_BITS) for code in self._catalog.sources.values()], np.uint32)
+        per_completion = bits[_codes(sources.flatten(), self._catalog.sources)]
+        sizes = sources.value_lengths().to_numpy()
+        return Columns(
+            ordinal=self._catalog.ordinals(rows),
+            oldest_version=summary["oldest_version"].fill_null(NO_VERSION).to_numpy(),
+            task=_codes(summary["task"], self._catalog.tasks).astype(np.uint16),
+            sources=np.bitwise_or.reduceat(per_completion, np.cumsum(sizes) - sizes),
+            ripe=(values["awaited"] == 0) & ~self._catalog.given_up(rows, now),
+            completions=sizes.astype(np.uint16),
+            scored=values["scored"].astype(np.uint16),
+            reward_mean=values["reward_mean"].astype(np.float32),
+            reward_std=values["reward_std"].astype(np.float32),
+            tokens=values["tokens"].astype(np.int32),
+        )
+
+    def _with_late_scores(self, rows: Ints, values: dict[str, NDArray[np.generic]], now: Snapshot) -> None:
+        """Put right the figures of groups that got late scores; the stored ones are as of appending."""
+        late = self._late(rows, now)
+        if not late:
+            return
+        at = np.array(sorted(late), np.int64)
+        stored = self.tables.groups.take(rows[at], ["completion_ids", "rewards", "unscorable"])
+        for i, ids, rewards, reasons in zip(
+            at.tolist(), *(stored[c].to_pylist() for c in stored.column_names), strict=True
+        ):
+            feedback = {n: score_from(r, u, "", None) for n, r, u in zip(ids, rewards, reasons, strict=True)} | late[i]
+            scored, mean, std = reward_figures(feedback.values())
+            values["scored"][i] = scored
+            values["awaited"][i] = sum(score is None for score in feedback.values())
+            values["reward_mean"][i] = mean or 0.0
+            values["reward_std"][i] = std or 0.0
+
+    def ledger(self, snapshot: Snapshot | None = None) -> Ledger:
+        """What became of every group, from the log alone."""
+        now = self._as_of(snapshot)
+        rows = self._catalog.first(np.arange(now.groups))
+        stored = self.tables.groups.scan(0, now.groups, ["group_id"])["group_id"].to_numpy()[rows]
+        columns = ["group_id", "event", "step", "cause", "by"]
+        happened = self.tables.events.scan(0, now.events, columns)
+        events = (
+            Event(group, Happening(event), step, cause, by)
+            for group, event, step, cause, by in zip(*(happened[c].to_pylist() for c in columns), strict=True)
+        )
+        refusals = self.tables.quarantine.scan(0, now.quarantine, ["group_id", "reason"], "kind = 'group'")
+        refused = (
+            (group or f"(refused without an id, row {row})", reason)
+            for group, reason, row in zip(*(refusals[c].to_pylist() for c in refusals.column_names), strict=True)
+        )
+        conflicts = sum(row < now.groups for row in self._catalog.conflicting)
+        return settle(stored, events, refused, repeated=self._catalog.repetitions(now), conflicts=conflicts)
+
+    def quarantined(self, snapshot: Snapshot | None = None) -> list[Refused]:
+        """What the door refused, in commit order."""
+        now = snapshot or self.snapshot()
+        columns = ["group_id", "reason", "detail", "payload", "kind"]
+        stored = self.tables.quarantine.scan(0, now.quarantine, columns)
+        return [
+            Refused(group, Refusal(Reason(reason), detail), payload, kind)
+            for group, reason, detail, payload, kind in zip(*(stored[c].to_pylist() for c in columns), strict=True)
+        ]
+
+    def damaged(self, snapshot: Snapshot | None = None) -> list[str]:
+        """Ids of groups whose stored content does not fit its digest: storage that changed what it was given."""
+        now = self._as_of(snapshot)
+        found: list[str] = []
+        for start in range(0, now.groups, 256):
+            stored = self.tables.groups.take(np.arange(start, min(start + 256, now.groups)), [*READ, "digest"])
+            pairs = zip(groups_from(stored), stored["digest"].to_pylist(), strict=True)
+            found += [group.id for group, written in pairs if digest(group) != written]
+        return found
+
+
+def _ints(column: pa.ChunkedArray) -> Ints:
+    return np.asarray(column.to_numpy(), np.int64)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _codes(names: pa.ChunkedArray | pa.Array, codes: Mapping[str, int]) -> Ints:
+    """The number of each name; one look-up per distinct name."""
+    chunks = names.dictionary_encode()
+    whole = chunks.combine_chunks() if isinstance(chunks, pa.ChunkedArray) else chunks
+    numbers = np.array([codes[name] for name in whole.dictionary.to_pylist()], np.int64)
+    found: Ints = numbers[whole.indices.to_numpy()]
+    return found

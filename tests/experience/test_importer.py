@@ -1,0 +1,416 @@
+"""Rollouts in the shapes people have become groups, once each; what cannot is quarantined with its reason."""
+
+import gzip
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from made_groups import groups as any_groups
+from made_groups import made
+from offbeat.experience.door import Reason, Rules
+from offbeat.experience.exchange.export import export, export_rows, exported_group
+from offbeat.experience.exchange.layout import Shape, detect, parse_columns
+from offbeat.experience.exchange.records import CannotImport, Record, Records, Row, find_records
+from offbeat.experience.exchange.shapes import About, Encoder, group_from
+from offbeat.experience.exchange.values import Unreadable
+from offbeat.experience.feedback import LateScore
+from offbeat.experience.importer import GROUPS_AT_ONCE, Tally, import_into, layout_of, read_groups
+from offbeat.experience.log import ExperienceLog
+from offbeat.types import UNKNOWN, Finish, Group, Score
+
+BYTES = Encoder(
+    encode=lambda text: list(text.encode()),
+    encode_chat=lambda messages: [1, *"|".join(f"{m['role']}:{m['content']}" for m in messages).encode(), 2],
+    end=0,
+)
+ABOUT = About(task="arithmetic", source="model:other", encoder=BYTES)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[ExperienceLog]:
+    with ExperienceLog.open(tmp_path / "log") as opened:
+        yield opened
+
+
+def lines(path: Path, rows: Sequence[object]) -> str:
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def taken(where: str, log: ExperienceLog | None, *, columns: str = "", keep: Sequence[str] = (), dry: bool = False,
+          about: About = ABOUT, rules: Rules | None = None) -> Tally:  # fmt: skip
+    records = find_records(where)
+    layout = layout_of(records, parse_columns(columns), keep)
+    return import_into(log, read_groups(records, layout, about), rules=rules or Rules(), dry_run=dry)
+
+
+def rollouts(count: int) -> list[Row]:
+    return [
+        {"prompt": [1, 2, i], "responses": [[3, i], [4]], "rewards": [1.0, 0.0], "logprobs": [[-0.5, -0.1], [-2.0]]}
+        for i in range(count)
+    ]
+
+
+USER, GOOD, BAD = (
+    {"role": "user", "content": "2+2="},
+    {"role": "assistant", "content": "4"},
+    {"role": "assistant", "content": "5"},
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "prompt"),
+    [
+        ([{"question": "2+2=", "responses": ["4", "5"], "scores": [1, 0]}], Shape.LISTS, b"2+2="),
+        ([{"prompt": [USER], "completions": ["4", "5"], "rewards": [1, 0]}], Shape.LISTS, b"\1user:2+2=\2"),
+        ([{"prompt": [USER], "completions": [[GOOD], [BAD]], "rewards": [1, 0]}], Shape.LISTS, b"\1user:2+2=\2"),
+        ([{"messages": [USER], "responses": [GOOD, BAD], "rewards": [1, 0]}], Shape.LISTS, b"\1user:2+2=\2"),
+        (
+            [{"prompt": "2+2=", "completion": "4", "reward": 1}, {"prompt": "2+2=", "completion": "5", "reward": 0}],
+            Shape.ROWS,
+            b"2+2=",
+        ),
+        (
+            [
+                {"prompt": [USER], "completion": [GOOD], "reward": 1, "uid": "a"},
+                {"prompt": [USER], "completion": [BAD], "reward": 0, "uid": "a"},
+            ],
+            Shape.ROWS,
+            b"\1user:2+2=\2",
+        ),
+        (
+            [{"messages": [USER, GOOD], "score": 1}, {"messages": [USER, BAD], "score": 0}],
+            Shape.CONVERSATIONS,
+            b"\1user:2+2=\2",
+        ),
+        (
+            [
+                {
+                    "conversations": [{"from": "human", "value": "2+2="}, {"from": "gpt", "value": said}],
+                    "score": score,
+                }
+                for said, score in (("4", 1), ("5", 0))
+            ],
+            Shape.CONVERSATIONS,
+            b"\1user:2+2=\2",
+        ),
+    ],
+)
+def test_every_shape_gives_the_same_group(rows: list[Row], shape: Shape, prompt: bytes) -> None:
+    layout = detect(rows)
+    group = group_from(rows, layout, ABOUT)
+    assert layout.shape is shape and layout.has_text
+    assert bytes(group.prompt.token_ids.tolist()) == prompt
+    assert [bytes(c.token_ids.tolist()) for c in group.completions] == [b"4\0", b"5\0"]
+    assert [c.score for c in group.completions] == [Score(1.0), Score(0.0)]
+    assert {c.source for c in group.completions} == {"model:other"}
+    assert all(c.behavior_logprobs is UNKNOWN and c.versions == () for c in group.completions)
+
+
+def test_token_ids_and_logprobs_are_taken_as_they_are(tmp_path: Path, log: ExperienceLog) -> None:
+    tally = taken(lines(tmp_path / "a.jsonl", rollouts(3)), log, about=About("arithmetic", "model:other"))
+    group = log.read([1])[0]
+    assert (tally.taken, tally.completions, tally.known, tally.awaited) == (3, 6, 6, 0)
+    assert group.prompt.token_ids.tolist() == [1, 2, 1] and group.completions[0].token_ids.tolist() == [3, 1]
+    assert np.array_equal(group.completions[0].behavior_logprobs, np.array([-0.5, -0.1], np.float32))
+
+
+@pytest.mark.parametrize(("given_logprobs", "ends"), [([-1.0, -1.0], True), ([-1.0], False), (None, True)])
+def test_the_end_token_is_added_unless_the_logprobs_leave_it_out(given_logprobs: object, ends: bool) -> None:
+    rows: list[Row] = [{"prompt": [1], "completion": "4", "logprobs": given_logprobs}]
+    tokens = group_from(rows, detect(rows), ABOUT).completions[0].token_ids.tolist()
+    assert tokens == ([52, 0] if ends else [52])
+
+
+def test_a_truncated_completion_gets_no_end_token() -> None:
+    rows: list[Row] = [{"prompt": [1], "completion": "4", "finish_reason": "max_tokens"}]
+    completion = group_from(rows, detect(rows), ABOUT).completions[0]
+    assert completion.finish is Finish.LENGTH and completion.token_ids.tolist() == [52]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet", "directory", "dataset", "splits"])
+def test_every_kind_of_file_gives_the_same_groups(tmp_path: Path, log: ExperienceLog, name: str) -> None:
+    rows, path = rollouts(5), tmp_path / name
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    match name:
+        case "rows.jsonl":
+            path.write_text(text)
+        case "rows.jsonl.gz":
+            path.write_bytes(gzip.compress(text.encode()))
+        case "rows.parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        case "directory":
+            path.mkdir()
+            pq.write_table(pa.Table.from_pylist(rows[:2]), path / "part-0.parquet")
+            lines(path / "part-1.jsonl", rows[2:])
+        case _:
+            datasets = pytest.importorskip("datasets")
+            made_of = datasets.Dataset.from_list(rows)
+            (made_of if name == "dataset" else datasets.DatasetDict({"train": made_of})).save_to_disk(path)
+    assert taken(str(path), log).taken == 5
+    expected = [group_from([row], detect([row]), ABOUT) for row in rows]
+    assert list(log.groups()) == expected
+
+
+def test_importing_again_adds_nothing_even_after_late_feedback(tmp_path: Path) -> None:
+    rows: list[object] = [{"prompt": [1, i], "responses": [[2], [3]], "rewards": [None, 1.0]} for i in range(4)]
+    rows += [{"prompt": [7], "responses": [[2]], "rewards": [float("nan")]}, "{broken\n"]
+    file = lines(tmp_path / "a.jsonl", rows)
+    with ExperienceLog.open(tmp_path / "log") as log:
+        first = taken(file, log)
+        group = log.read([0])[0]
+        log.score([LateScore(group.id, group.completions[0].id, Score(0.5))])
+        before = log.snapshot()
+    with ExperienceLog.open(tmp_path / "log") as log:
+        again = taken(file, log)
+        assert log.snapshot() == before
+    assert (first.taken, first.present, again.taken, again.present) == (4, 0, 0, 4)
+    assert first.refused == again.refused == {Reason.REWARD: 1, Reason.UNREADABLE: 1}
+
+
+def test_other_scores_for_the_same_answers_are_a_conflict_and_not_a_second_group(
+    tmp_path: Path, log: ExperienceLog
+) -> None:
+    row = {"prompt": [1], "responses": [[2], [3]], "rewards": [0.0, 1.0]}
+    taken(lines(tmp_path / "a.jsonl", [row]), log)
+    tally = taken(lines(tmp_path / "b.jsonl", [row | {"rewards": [1.0, 1.0]}]), log)
+    assert tally.refused == {Reason.CONFLICT: 1} and log.size() == 1
+    assert "late feedback" in tally.examples[Reason.CONFLICT][0]
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_rows_that_stand_in_a_file_twice_count_once(tmp_path: Path, log: ExperienceLog, dry: bool) -> None:
+    rows = rollouts(GROUPS_AT_ONCE)
+    tally = taken(lines(tmp_path / "a.jsonl", [*rows, *rows[:3], rows[0]]), log, dry=dry)
+    assert (tally.taken, tally.present) == (GROUPS_AT_ONCE, 4)
+
+
+def test_rows_of_a_group_may_stand_anywhere(tmp_path: Path) -> None:
+    rows: list[Row] = [
+        {"problem_id": i, "prompt": [1, i], "response": [2, i, j], "reward": j} for i in range(40) for j in range(4)
+    ]
+    shuffled = random.Random(7).sample(rows, len(rows))
+    found: list[set[frozenset[bytes]]] = []
+    for name, given_rows in (("together", rows), ("scattered", shuffled)):
+        with ExperienceLog.open(tmp_path / name / "log") as log:
+            tally = taken(lines(tmp_path / f"{name}.jsonl", given_rows), log)
+            assert (tally.taken, tally.completions) == (40, 160)
+            found.append({frozenset(c.token_ids.tobytes() for c in group.completions) for group in log.groups()})
+    assert found[0] == found[1]
+
+
+def test_several_columns_can_make_a_group_together(tmp_path: Path, log: ExperienceLog) -> None:
+    rows = [{"step": s, "prompt": "2+2=", "completion": str(s + i), "reward": i} for s in range(3) for i in range(2)]
+    assert taken(lines(tmp_path / "a.jsonl", rows), log, columns="group=step+prompt").taken == 3
+
+
+def test_columns_can_be_told_and_others_kept(tmp_path: Path, log: ExperienceLog) -> None:
+    row = {"q": "2+2=", "a": ["4", "5"], "r": [1, 0], "by": "human:ann", "area": "sums", "n": 7, "gold": {"value": 4}}
+    told = "prompt=q,responses=a,rewards=r,source=by,task=area,prompt_id=n"
+    taken(lines(tmp_path / "a.jsonl", [row]), log, columns=told, keep=["gold"], about=About(encoder=BYTES))
+    group = log.read([0])[0]
+    assert (group.prompt.task, group.prompt.id, dict(group.prompt.columns)) == ("sums", "7", {"gold": {"value": 4}})
+    assert {c.source for c in group.completions} == {"human:ann"}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("{half a line\n", "not JSON"),
+        ("[1, 2]\n", "a list where a JSON object was meant"),
+        ("[" * 100_000 + "\n", "not JSON"),
+        ({"prompt": [1], "responses": [[2], [3]], "rewards": [1]}, "2 completions in responses, but 1 in rewards"),
+        ({"prompt": [1], "responses": [[2]], "rewards": 1}, "a list with one for each completion"),
+        ({"prompt": [1], "responses": "4"}, "a list of completions was meant"),
+        ({"prompt": [1], "responses": [[2, 2.5]]}, "float64 where whole numbers"),
+        ({"prompt": [1], "responses": [[2**40]]}, "beyond 32 bits"),
+        ({"prompt": [1], "responses": [[2**90]]}, "where whole numbers"),
+        ({"prompt": [1], "responses": [[2, [3]]]}, "no flat list of token ids"),
+        ({"prompt": [1], "responses": [{"said": "4"}]}, "text, messages or token ids were meant"),
+        ({"prompt": [1], "responses": [[USER]]}, "one of the assistant was meant"),
+        ({"prompt": [1], "responses": [[{"role": "assistant", "content": None}]]}, "a role and a text"),
+        ({"prompt": [1], "responses": ["half a character \ud800"]}, "not valid Unicode"),
+        ({"prompt": [1], "responses": [[2]], "logprobs": [["-1"]]}, "one number a token"),
+        ({"prompt": [1], "responses": [[2]], "logprobs": [-1.0]}, "where a list of log-probs was meant"),
+        ({"prompt": [1], "responses": [[2]], "finish_reason": "tired"}, "finished by 'tired'"),
+        ({"prompt": [1], "responses": [[2]], "rewards": [10**400]}, "too large to hold"),
+        ({"prompt": None, "responses": [[2]]}, "where a list of token ids was meant"),
+        ({"responses": [[2]]}, "where a list of token ids was meant"),
+    ],
+)
+def test_what_no_group_can_be_made_of_is_kept_with_a_sentence(
+    tmp_path: Path, log: ExperienceLog, row: object, says: str
+) -> None:
+    good = {"prompt": [1], "responses": [[9]], "rewards": [1.0], "logprobs": [[-1.0]], "finish_reason": "stop"}
+    tally = taken(lines(tmp_path / "a.jsonl", [good, row]), log)
+    assert tally.taken == 1 and tally.refused == {Reason.UNREADABLE: 1}
+    [entry] = log.quarantined()
+    assert says in entry.refusal.detail and entry.refusal.detail in tally.examples[Reason.UNREADABLE][0]
+    assert tally.examples[Reason.UNREADABLE][0].startswith("a.jsonl, line 2: ")
+    assert entry.payload != "null" and str(log.ledger()).startswith("2 generated")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"logprobs": [[0.5]]}, Reason.LOGPROBS),
+        ({"logprobs": [[-1e300]]}, Reason.LOGPROBS),
+        ({"logprobs": [[-0.5, -0.5]]}, Reason.LOGPROBS_LENGTH),
+        ({"rewards": [7.0]}, Reason.REWARD_RANGE),
+        ({"rewards": ["1.0"]}, Reason.REWARD),
+        ({"responses": [[50]]}, Reason.VOCABULARY),
+        ({"responses": [[]]}, Reason.TOKENS),
+        ({"responses": [], "rewards": [], "logprobs": []}, Reason.NO_COMPLETIONS),
+        ({"prompt": []}, Reason.PROMPT_TOKENS),
+    ],
+)
+def test_everything_goes_through_the_door(tmp_path: Path, log: ExperienceLog, change: Row, reason: Reason) -> None:
+    good: Row = {"prompt": [1], "responses": [[9]], "rewards": [1.0], "logprobs": [[-1.0]]}
+    rules = Rules(vocab_size=50, reward_ranges={"arithmetic": (0, 1)})
+    tally = taken(lines(tmp_path / "a.jsonl", [good, good | change]), log, rules=rules)
+    assert (tally.taken, dict(tally.refused)) == (1, {reason: 1})
+    assert [entry.refusal.reason for entry in log.quarantined()] == [reason]
+
+
+def test_a_dry_run_tells_the_same_and_writes_nothing(tmp_path: Path, log: ExperienceLog) -> None:
+    rows: list[object] = [*rollouts(5), {"prompt": [1], "responses": [[2]], "rewards": [float("inf")]}, "no\n"]
+    file = lines(tmp_path / "a.jsonl", rows)
+    before = log.snapshot()
+    dry, dry_without_log = taken(file, log, dry=True), taken(file, None, dry=True)
+    assert log.snapshot() == before
+    assert dry == dry_without_log == taken(file, log)
+
+
+def test_a_group_whose_rows_disagree_on_the_prompt_is_refused(tmp_path: Path, log: ExperienceLog) -> None:
+    rows = [{"uid": 1, "prompt": [1, i], "response": [2], "reward": 1} for i in range(2)]
+    tally = taken(lines(tmp_path / "a.jsonl", rows), log)
+    assert tally.taken == 0 and "differ in their prompts" in tally.examples[Reason.UNREADABLE][0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "about", "says"),
+    [
+        ([{"prompt": "2+2=", "responses": ["4"]}], "", About("t", "s"), "text needs the policy's tokenizer"),
+        ([{"prompt": [1], "responses": [[2]]}], "", About("t"), "do not say their source"),
+        ([{"prompt": [1], "responses": [[2]]}], "", About(source="s"), "do not say their task"),
+        ([{"q": [1], "responses": [[2]]}], "", ABOUT, "no column looks like a prompt among q, responses"),
+        ([{"prompt": [1], "said": [[2]]}], "", ABOUT, "no column looks like completions among prompt, said"),
+        ([{"prompt": [1], "said": [[2]]}], "responses=sad", ABOUT, "did you mean 'said'?"),
+        ([{"prompt": [1], "said": [[2]]}], "responses", ABOUT, "pairs like prompt=question"),
+        (["not json\n"], "", ABOUT, "has no rows that can be read"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_read(
+    tmp_path: Path, rows: list[object], columns: str, about: About, says: str
+) -> None:
+    with pytest.raises(CannotImport, match=says.replace("?", r"\?")):
+        taken(lines(tmp_path / "a.jsonl", rows), None, columns=columns, about=about, dry=True)
+
+
+def test_a_damaged_file_keeps_what_was_taken_and_says_where_it_ends(tmp_path: Path, log: ExperienceLog) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in rollouts(5_000))
+    whole = gzip.compress(text.encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CannotImport, match=r"a\.jsonl\.gz cannot be read to its end"):
+        taken(str(tmp_path / "a.jsonl.gz"), log)
+    assert 0 < log.size() < 5_000
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(CannotImport, match=r"b\.parquet cannot be read"):
+        taken(str(tmp_path / "b.parquet"), log)
+
+
+def test_a_name_that_is_nothing_is_not_looked_up_on_a_network(tmp_path: Path) -> None:
+    with pytest.raises(CannotImport, match="hf:owner/name"):
+        find_records(str(tmp_path / "rollots.jsonl"))
+    (tmp_path / "a.json").write_text("[]")
+    with pytest.raises(CannotImport, match="a JSON array is not JSONL"):
+        find_records(str(tmp_path / "a.json"))
+
+
+_CELLS = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=4) | st.just("stop"),
+    lambda inner: st.lists(inner, max_size=3) | st.fixed_dictionaries({"role": inner, "content": inner}),
+    max_leaves=8,
+)
+_LAYOUTS: list[tuple[Shape, Row]] = [
+    (Shape.LISTS, {"prompt": [1], "responses": [[2]], "rewards": [1], "logprobs": [[-1.0]], "finish": ["stop"]}),
+    (Shape.ROWS, {"prompt": [1], "response": [2], "reward": 1, "logprobs": [-1.0], "finish": "stop"}),
+    (Shape.CONVERSATIONS, {"messages": [USER, GOOD], "reward": 1, "logprobs": [-1.0, -1.0], "finish": "stop"}),
+    (Shape.EXPORT, next(iter(export_rows(made(0))))),
+]
+
+
+@pytest.mark.parametrize(("shape", "good"), _LAYOUTS, ids=lambda value: value.name if isinstance(value, Shape) else "")
+@given(data=st.data())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_stands_in_the_cells_ends_in_a_group_or_a_sentence(
+    shape: Shape, good: Row, data: st.DataObject
+) -> None:
+    layout = detect([good], kept=() if shape is Shape.EXPORT else ["finish"])
+    assert layout.shape is shape
+    changes = st.dictionaries(st.sampled_from(sorted(good)), _CELLS, min_size=1, max_size=3)
+    rows = [good | change for change in data.draw(st.lists(changes, min_size=1, max_size=3))]
+    records = Records("rows", lambda _: (Record(f"row {i}", row) for i, row in enumerate(rows)))
+    found = list(read_groups(records, layout, ABOUT))
+    tally = import_into(None, found, rules=Rules(), dry_run=True)
+    assert 1 <= len(found) <= len(rows) and tally.taken + tally.present + sum(tally.refused.values()) == len(found)
+
+
+@given(any_groups())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_exported_rows_hold_the_whole_group(group: Group) -> None:
+    rows = list(export_rows(group))
+    assert exported_group(rows) == group
+    assert exported_group(json.loads(json.dumps(rows))) == group
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@given(st.lists(any_groups(), min_size=6, max_size=8, unique_by=lambda group: group.id))
+@settings(
+    max_examples=2,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_an_export_imported_again_is_the_same_log(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, some: list[Group]
+) -> None:
+    place = tmp_path_factory.mktemp("round")
+    groups = [*some, *(made(i) for i in range(70))]
+    with ExperienceLog.open(place / "one") as log:
+        log.append(groups)
+        log.score([LateScore("g3", "g3/0", Score(0.25, {"correct": 0.25}))])
+        exported = list(log.groups())
+        assert export(log.groups(), place / f"export{suffix}") == len(groups)
+        assert taken(str(place / f"export{suffix}"), log, about=About()).present == len(groups)
+    with ExperienceLog.open(place / "two") as log:
+        tally = taken(str(place / f"export{suffix}"), log, about=About())
+        assert tally.taken == len(groups) and list(log.groups()) == exported
+
+
+def test_an_export_that_was_edited_badly_is_refused_row_by_row(tmp_path: Path, log: ExperienceLog) -> None:
+    rows = [list(export_rows(made(i))) for i in range(4)]
+    rows[0][0]["versions"] = [{"wrong": 1}]
+    rows[1][0]["completion_id"] = 7
+    rows[2][0]["prompt_columns"] = "{not json"
+    file = lines(tmp_path / "a.jsonl", [row for group in rows for row in group])
+    tally = taken(file, log, about=About())
+    assert tally.taken == 1 and tally.refused == {Reason.UNREADABLE: 3}
+    with pytest.raises(Unreadable, match="has no versions"):
+        exported_group([{name: value for name, value in rows[3][0].items() if name != "versions"}])
+
+
+def test_an_export_leaves_a_file_that_is_there_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("mine")
+    with pytest.raises(CannotImport, match="exists"):
+        export([made(0)], tmp_path / "a.jsonl")
+    with pytest.raises(CannotImport, match=r"neither \.jsonl nor \.parquet"):
+        export([made(0)], tmp_path / "a.csv")
+    assert (tmp_path / "a.jsonl").read_text() == "mine"

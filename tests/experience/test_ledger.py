@@ -1,0 +1,119 @@
+"""Fates and conservation, from the log alone."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from made_groups import made
+from offbeat.experience.ledger import ConservationError, Event, Fate, Happening, settle
+from offbeat.experience.log import ExperienceLog
+
+H = Happening
+
+
+def fates(stored: list[str], events: list[Event], refused: list[tuple[str, str]] | None = None) -> dict[str, Fate]:
+    return {name: entry.fate for name, entry in settle(stored, events, refused or []).fates.items()}
+
+
+def test_each_fate_by_hand() -> None:
+    events = [
+        *(Event(name, H.STARTED) for name in "abcdefgh"),
+        Event("b", H.LOST, cause="worker 3 is gone"),
+        Event("c", H.TRAINED, step=1),
+        Event("c", H.TRAINED, step=4),
+        Event("d", H.EXPIRED, step=9, cause="lag"),
+        Event("e", H.ZERO_VARIANCE, step=2),
+        Event("f", H.TOO_SMALL, step=2),
+        Event("g", H.SUPERSEDED, step=2),
+    ]
+    ledger = settle(list("cdefgh"), events, [("x", "reward")])
+    assert {name: entry.fate.value for name, entry in ledger.fates.items()} == {
+        "a": "in flight",
+        "b": "lost",
+        "c": "trained",
+        "d": "expired",
+        "e": "zero-variance",
+        "f": "too-small",
+        "g": "superseded",
+        "h": "waiting",
+        "x": "quarantined",
+    }
+    assert ledger.fates["c"].steps == (1, 4)
+    assert ledger.uses == 2
+    assert (ledger.fates["b"].cause, ledger.fates["x"].cause) == ("worker 3 is gone", "reward")
+    ledger.check()
+    assert str(ledger).startswith("9 generated = 1 trained + 1 waiting + 6 dropped (")
+
+
+def test_a_lost_group_that_is_started_again_is_in_flight() -> None:
+    assert fates([], [Event("a", H.STARTED), Event("a", H.LOST), Event("a", H.STARTED)]) == {"a": Fate.IN_FLIGHT}
+    assert fates(["a"], [Event("a", H.STARTED), Event("a", H.LOST)]) == {"a": Fate.WAITING}
+
+
+def test_a_group_mended_after_quarantine_counts_as_appended() -> None:
+    assert fates(["a"], [], [("a", "reward")]) == {"a": Fate.WAITING}
+
+
+def test_trained_once_is_trained_for_good() -> None:
+    assert fates(["a"], [Event("a", H.TRAINED, step=1), Event("a", H.EXPIRED, step=7)]) == {"a": Fate.TRAINED}
+
+
+def test_the_same_event_twice_counts_once() -> None:
+    ledger = settle(["a"], [Event("a", H.TRAINED, step=3), Event("a", H.TRAINED, step=3)])
+    assert ledger.uses == 1
+
+
+def test_a_resumed_trainer_takes_back_the_steps_after_its_checkpoint() -> None:
+    events = [
+        Event("a", H.TRAINED, step=10),
+        Event("b", H.TRAINED, step=11),
+        Event("c", H.EXPIRED, step=11),
+        Event("d", H.TRAINED, step=11, by="another trainer"),
+        Event("", H.REWOUND, step=10),
+        Event("c", H.TRAINED, step=11),
+    ]
+    assert fates(list("abcd"), events) == {
+        "a": Fate.TRAINED,
+        "b": Fate.WAITING,
+        "c": Fate.TRAINED,
+        "d": Fate.TRAINED,
+    }
+
+
+def test_a_trained_group_that_was_never_appended_is_an_error() -> None:
+    ledger = settle(["a"], [Event("b", H.TRAINED, step=1)])
+    with pytest.raises(ConservationError, match="1 groups have a fate but were never appended"):
+        ledger.check()
+
+
+def test_a_step_is_demanded_where_one_belongs() -> None:
+    with pytest.raises(ValueError, match="needs its step"):
+        Event("a", H.TRAINED)
+
+
+@given(
+    st.sets(st.sampled_from("abcdef")),
+    st.lists(st.builds(Event, st.sampled_from("abcdefgh"), st.sampled_from(Happening), st.integers(0, 9))),
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.just("reward"))),
+)
+def test_every_group_has_exactly_one_fate(
+    stored: set[str], events: list[Event], refused: list[tuple[str, str]]
+) -> None:
+    ledger = settle(stored, events, refused)
+    assert sum(ledger.counts.values()) == ledger.generated
+    assert stored <= set(ledger.fates)
+    assert all(ledger.fates[name].fate not in (Fate.IN_FLIGHT, Fate.LOST, Fate.QUARANTINED) for name in stored)
+
+
+def test_the_log_computes_the_ledger_of_a_snapshot(tmp_path: Path) -> None:
+    with ExperienceLog.open(tmp_path) as log:
+        log.record(Event(f"g{i}", H.STARTED) for i in range(4))
+        log.append([made(0), made(1), made(2)])
+        before = log.snapshot()
+        log.record([Event("g0", H.TRAINED, step=1), Event("g1", H.ZERO_VARIANCE, step=1)])
+        assert str(log.ledger(before)) == "4 generated = 0 trained + 3 waiting + 0 dropped (none) + 1 in flight"
+        now = log.ledger()
+        now.check()
+    assert str(now) == "4 generated = 1 trained + 1 waiting + 1 dropped (1 zero-variance) + 1 in flight"

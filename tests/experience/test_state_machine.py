@@ -1,0 +1,26 @@
+"""Log, sampler and ledger against books kept by hand; `python lab/bench_sampler.py machine` runs it at length."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from experience_machine import ExperienceMachine
+
+
+def run(examples: int, steps: int) -> None:
+    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    limits = settings(max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=quiet)
+    run_state_machine_as_test(ExperienceMachine, settings=limits)
+
+
+def test_books_balance_after_every_step_of_a_short_life():
+    before = ExperienceMachine.steps
+    run(examples=6, steps=40)
+    assert ExperienceMachine.steps - before >= 100
+
+
+@pytest.mark.engine
+def test_books_balance_after_every_step_of_a_long_life():
+    before = ExperienceMachine.steps
+    run(examples=20, steps=100)
+    assert ExperienceMachine.steps - before >= 1000
