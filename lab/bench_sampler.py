@@ -204,8 +204,8 @@ def machine(short: bool) -> bool:
             "steps",
             ExperienceMachine.steps >= 10_000,
             ExperienceMachine.steps,
-            f"{ExperienceMachine.draws} batches drawn, {time.perf_counter() - start:.0f} s; after every step the fate of "
-            "each group in the ledger equals books kept by hand; lag, budget and cooldown held at every draw",
+            f"{ExperienceMachine.draws} batches drawn in {time.perf_counter() - start:.0f} s; after every step each "
+            "group's fate in the ledger equals books kept by hand; lag, budget and cooldown held at every draw",
         ),
     )
 

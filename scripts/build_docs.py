@@ -11,14 +11,22 @@ import json
 import re
 import sys
 from dataclasses import fields
+from decimal import Decimal
 from math import inf, isinf
 from pathlib import Path
 
+import pyarrow as pa
+
+from offbeat.experience import schema
 from offbeat.metrics import METRICS
 from offbeat.objective.presets import PRESETS, Preset
 from offbeat.objective.spec import ExpWeight, Objective
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "lab"))
+
+from gsm8k_spellings import SPELLINGS  # noqa: E402  # found by the line above
+
 BLOCK = re.compile(r"(<!-- built: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -115,7 +123,47 @@ def results(slug: str) -> str:
     return table(["figure", "what", "goal", "measured", "holds", "n", "note", "by"], cells)
 
 
-BUILDERS = {"axes": axes, "lags": lags, "presets": presets, "metrics": metrics}
+def experience_schema() -> str:
+    """The tables of the experience log; what a column means stands beside it in schema.py."""
+    source = Path(schema.__file__).read_text(encoding="utf-8")
+    parts = []
+    for name, columns in (
+        ("groups", schema.GROUPS),
+        ("scores", schema.SCORES),
+        ("events", schema.EVENTS),
+        ("quarantine", schema.QUARANTINE),
+    ):
+        begin = source.index(f"{name.upper()}: Final = pa.schema(")
+        text = source[begin : source.index("\n)\n", begin)]
+        meanings = dict(re.findall(r'pa\.field\("(\w+)".*?# (.*)', text))
+        rows = [[f"`{c.name}`", _type(c.type), "yes" if c.nullable else "", meanings.get(c.name, "")] for c in columns]
+        parts.append(f"`{name}.lance`\n\n" + table(["column", "type", "null", "meaning"], rows))
+    return "\n".join(parts)
+
+
+def _type(column: pa.DataType) -> str:
+    """An Arrow type without the names of list items."""
+    if pa.types.is_list(column):
+        return f"list({_type(column.value_type)})"
+    if pa.types.is_struct(column):
+        return "struct(" + ", ".join(f"{field.name} {field.type}" for field in column) + ")"
+    return str(column)
+
+
+def spellings() -> str:
+    """How numbers may be written, from the list that all of GSM8K is checked with."""
+    rows = [[s.name, f"`{s.write(Decimal(1234))}`".replace("\n", " ⏎ ")] for s in SPELLINGS]
+    return table(["spelling", "a completion ends in"], rows)
+
+
+BUILDERS = {
+    "axes": axes,
+    "lags": lags,
+    "presets": presets,
+    "metrics": metrics,
+    "experience-schema": experience_schema,
+    "spellings": spellings,
+}
 
 
 def fill(text: str) -> str:

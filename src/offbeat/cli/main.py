@@ -4,10 +4,15 @@ import sys
 
 import typer
 
+from offbeat.cli.eval_ import eval_
 from offbeat.cli.explain import explain
+from offbeat.cli.import_ import import_
+from offbeat.cli.log import log
 from offbeat.cli.objectives import objectives
+from offbeat.cli.score import score
 
-EXTRAS = {"torch": "train", "transformers": "train", "safetensors": "train"}
+EXTRAS = dict.fromkeys(["datasets", "lance", "pyarrow", "safetensors", "torch", "transformers"], "train")
+EXTRAS |= dict.fromkeys(["math_verify", "reasoning_gym", "sympy"], "math")
 """Which extra brings a module that a light install lacks."""
 
 app = typer.Typer(
@@ -18,6 +23,10 @@ app = typer.Typer(
 )
 app.command()(objectives)
 app.command()(explain)
+app.command("import")(import_)
+app.command("eval")(eval_)
+app.command()(score)
+app.add_typer(log, name="log")
 
 
 @app.callback()

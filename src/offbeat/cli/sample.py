@@ -1,0 +1,88 @@
+"""A small sampling loop for `offbeat eval`: transformers generates, the pool scores what is done meanwhile."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+import typer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from offbeat.seeds import derive
+from offbeat.tasks.data import tokens
+from offbeat.tasks.evaluation import Attempts
+from offbeat.tasks.scoring import Outcome, ScoringPool
+from offbeat.tasks.task import Example, Task
+from offbeat.types import Score
+
+_SCORING_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A model that answers, with every sampling parameter explicit."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    temperature: float
+    max_tokens: int
+
+    def answers(self, example: Example, samples: int, seed: int) -> list[str]:
+        """Completions of one prompt."""
+        prompt = torch.tensor([tokens(example.prompt, self.tokenizer)], device=self.model.device)
+        ends = self.model.generation_config.eos_token_id
+        ends = self.tokenizer.eos_token_id if ends is None else ends
+        greedy = self.temperature == 0
+        settings = GenerationConfig(
+            do_sample=not greedy,
+            temperature=None if greedy else self.temperature,
+            top_p=None if greedy else 1.0,
+            top_k=None if greedy else 0,
+            repetition_penalty=1.0,
+            num_return_sequences=1 if greedy else samples,
+            max_new_tokens=self.max_tokens,
+            eos_token_id=ends,
+            pad_token_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else _first(ends),
+        )
+        torch.manual_seed(seed)
+        with torch.inference_mode():
+            written = self.model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)
+        texts = self.tokenizer.batch_decode(written[:, prompt.shape[1] :], skip_special_tokens=True)
+        return [str(text) for text in texts] * (samples if greedy else 1)
+
+
+def _first(ends: int | list[int] | None) -> int:
+    return ends[0] if isinstance(ends, list) else ends or 0
+
+
+def load_model(name: str, *, temperature: float, max_tokens: int) -> Sampled:
+    """A model by directory or hub name. Code that comes with it is not run."""
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise typer.BadParameter(f"{name} is neither an experience log nor the directory of a model")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{name} is no experience log, nor a model that can be loaded: {error}") from error
+    return Sampled(model.eval(), tokenizer, temperature, max_tokens)
+
+
+def attempts(
+    sampled: Sampled, task: Task, column: str | None, *, prompts: int, samples: int, seed: int, workers: int
+) -> Iterator[Attempts]:
+    """Ask the first prompts of the task's order, each as often as asked for."""
+    asked = islice(task.ordered(derive(seed, "eval")), min(prompts, len(task.examples)))
+    with ScoringPool.of(task, workers=workers) as pool:
+        waiting: list[tuple[Example, list[str], list[Future[Outcome]]]] = []
+        for number, example in enumerate(asked):
+            texts = sampled.answers(example, samples, derive(seed, "eval", "sampling", number))
+            scores = [pool.score(text, example.record, of=f"{example.id}/{i}") for i, text in enumerate(texts)]
+            waiting.append((example, texts, scores))
+        for example, texts, scores in waiting:
+            outcomes = [score.result(timeout=_SCORING_SECONDS) for score in scores]
+            rewards = [outcome.reward if isinstance(outcome, Score) else None for outcome in outcomes]
+            answers = None if task.answer is None else [task.answer(text) for text in texts]
+            name = "all" if column is None else str(example.columns.get(column, f"no {column}"))
+            yield Attempts(example.id, name, rewards, answers)

@@ -1,0 +1,208 @@
+"""Tests of programs: how they are written, and when a program's answer is the expected one.
+
+A test is one of
+
+    "assert area(3, 4) == 12"                                  a call and a literal, as Python writes them
+    {"call": "area", "args": [3, 4], "result": 12}             the same in JSON; "kwargs" may be added
+    {"stdin": "3 4\\n", "stdout": "12\\n"}                       the program as a script
+
+Nothing in them is executed outside the sandbox; an assertion that is more than a call and a literal is refused.
+
+Answers arrive in wire form (`inside.py`) from a program that may lie about anything, so they are compared as data:
+
+- True and False equal only themselves, not 1 and 0. None equals None.
+- Numbers compare by value: 3 equals 3.0. Where the expected number is a float, a relative difference of 1e-6 passes, or
+  an absolute one of 1e-9. NaN equals NaN.
+- A tuple equals a list with the same items: JSON cannot tell them apart. A set equals a set, a dict a dict; order does
+  not matter there. Numbers within a set and keys are exact.
+- Output of scripts is compared line by line, without blanks at the ends of lines and empty lines at the end.
+"""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from offbeat.tasks.inside import encode
+from offbeat.tasks.sandbox import Arguments
+from offbeat.types import Json
+
+RELATIVE: Final = 1e-6
+ABSOLUTE: Final = 1e-9
+_HEXADECIMAL: Final = re.compile(r"-?[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function, what it is called with, and what it should return, in wire form."""
+
+    function: str
+    arguments: Arguments
+    expected: Json
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a program should print when it reads `stdin`."""
+
+    stdin: str
+    stdout: str
+
+
+class BadTest(ValueError):
+    """A test that cannot be used: the data's fault, never a program's."""
+
+
+def parse(tests: Json) -> list[Call | Script]:
+    """The tests of one example.
+
+    >>> parse(["assert swap((1, 2)) == (2, 1)"])
+    [Call(function='swap', arguments=(((1, 2),), {}), expected={'tuple': [2, 1]})]
+    >>> parse(["assert open('/etc/passwd')"])
+    Traceback (most recent call last):
+    ...
+    offbeat.tasks.code_tests.BadTest: "assert open('/etc/passwd')" is not of the form: assert f(literals) == literal
+    """
+    if not isinstance(tests, list) or not tests:
+        raise BadTest(f"tests should be a list with at least one test, not {tests!r:.80}")
+    return [_assertion(test) if isinstance(test, str) else _mapping(test) for test in tests]
+
+
+def _assertion(text: str) -> Call:
+    problem = BadTest(f"{text[:200]!r} is not of the form: assert f(literals) == literal")
+    try:
+        [statement] = ast.parse(text.strip()).body
+    except (SyntaxError, ValueError):
+        raise problem from None
+    match statement:
+        case ast.Assert(
+            test=ast.Compare(
+                left=ast.Call(func=ast.Name(id=function), args=args, keywords=keywords),
+                ops=[ast.Eq()],
+                comparators=[expected],
+            )
+        ) if all(keyword.arg for keyword in keywords):
+            try:
+                named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+                arguments = tuple(ast.literal_eval(arg) for arg in args)
+                return Call(function, (arguments, named), wire(ast.literal_eval(expected)))
+            except (ValueError, TypeError):
+                raise problem from None
+    raise problem
+
+
+def _mapping(test: Json) -> Call | Script:
+    match test:
+        case {"stdin": str(stdin), "stdout": str(stdout)}:
+            return Script(stdin, stdout)
+        case {"call": str(function), "args": list(args), "result": result, **rest}:
+            named = rest.pop("kwargs", {})
+            if isinstance(named, dict) and not rest:
+                return Call(function, (tuple(args), named), wire(result))
+    raise BadTest(f"{test!r:.200} is not a test: need {{'call', 'args', 'result'}} or {{'stdin', 'stdout'}}")
+
+
+def wire(value: object) -> Json:
+    """A plain value in the form in which answers arrive.
+
+    >>> wire({"a": (1, 2.5)})
+    {'dict': [['a', {'tuple': [1, 2.5]}]]}
+    """
+    decoded: Json = json.loads(encode(value))
+    return decoded
+
+
+def same_output(expected: str, printed: bytes) -> bool:
+    """Whether a script printed what it should.
+
+    >>> same_output("1 2", b"1 2 \\n\\n"), same_output("1 2", b"1  2")
+    (True, False)
+    """
+    return _lines(expected) == _lines(printed.decode(errors="replace"))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def same(expected: Json, answer: Json) -> bool:
+    """Whether an answer is the expected one; whatever else arrives, however malformed, is not.
+
+    >>> same(wire([1, 2]), wire((1, 2.0))), same(wire(1), wire(True)), same(wire({1, 2}), wire([1, 2]))
+    (True, False, False)
+    >>> same(wire(1 / 3), wire(0.33333333)), same(wire(3), wire(2.9999999))
+    (True, False)
+    """
+    try:
+        return _same(expected, answer)
+    except RecursionError:
+        return False
+
+
+def _same(expected: Json, answer: Json) -> bool:
+    kind, wanted = _opened(expected)
+    other_kind, given = _opened(answer)
+    if kind != other_kind:
+        return False
+    if isinstance(wanted, list) and isinstance(given, list):
+        if len(wanted) != len(given):
+            return False
+        if kind == "sequence":
+            return all(_same(a, b) for a, b in zip(wanted, given, strict=True))
+        if kind == "set":
+            return {_key(item) for item in wanted} == {_key(item) for item in given}
+        pairs, others = _by_key(wanted), _by_key(given)
+        return pairs.keys() == others.keys() and all(_same(pairs[key], others[key]) for key in pairs)
+    if isinstance(wanted, float) and isinstance(given, (int, float)):
+        return _close(wanted, given)
+    return wanted == given
+
+
+def _close(wanted: float, given: float) -> bool:
+    try:
+        return math.isclose(wanted, given, rel_tol=RELATIVE, abs_tol=ABSOLUTE) or (wanted != wanted and given != given)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def _opened(value: Json) -> tuple[str, Json]:
+    """What kind of value it is, and its plain content."""
+    if isinstance(value, Mapping):
+        return _untagged(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "number", value
+    return ("sequence" if isinstance(value, list) else type(value).__name__), value
+
+
+def _untagged(value: Mapping[str, Json]) -> tuple[str, Json]:
+    match list(value.items()):
+        case [("tuple", list(items))]:
+            return "sequence", items
+        case [("set", list(items))]:
+            return "set", items
+        case [("dict", list(items))] if all(isinstance(pair, list) and len(pair) == 2 for pair in items):
+            return "dict", items
+        case [("bytes", str(data))]:
+            return "bytes", data
+        case [("int", str(digits))] if _HEXADECIMAL.fullmatch(digits):
+            return "number", int(digits, 16)
+    return "malformed", None  # no expected value is of that kind
+
+
+def _by_key(pairs: list[Json]) -> dict[str, Json]:
+    return {_key(pair[0]): pair[1] for pair in pairs if isinstance(pair, list)}
+
+
+def _key(value: Json) -> str:
+    """A text that two values share exactly where they are equal. Texts hash unpredictably, chosen numbers do not:
+    a program could make every element collide."""
+    kind, content = _opened(value)
+    if isinstance(content, list):
+        items = [_key(item) for item in content]
+        return f"{kind}[{','.join(items if kind == 'sequence' else sorted(items))}]"
+    if isinstance(content, float) and content.is_integer():
+        content = int(content)
+    return f"{kind}:{content:x}" if isinstance(content, int) else f"{kind}:{json.dumps(content)}"

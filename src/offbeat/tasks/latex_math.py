@@ -1,0 +1,77 @@
+r"""`math`: problems whose answer is a formula, in any dataset with LaTeX answers. Scored by math-verify."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, cast
+
+from offbeat.tasks.data import Deferred, Row, rows
+from offbeat.tasks.extract import boxed
+from offbeat.tasks.latex import equivalent, final_formula
+from offbeat.tasks.rewards import Reward
+from offbeat.tasks.task import Example, Task, TaskError
+from offbeat.types import Json
+
+INSTRUCTION: Final = r"Reason step by step, and put your final answer within \boxed{}."
+DEADLINE: Final = 2.0
+"""Seconds for one completion; an honest one takes some hundredths of a second."""
+
+
+def correct(text: str, columns: Mapping[str, Json]) -> float:
+    r"""1 where the final answer equals the reference as a formula.
+
+    >>> correct(r"Hence \boxed{(x-1)(x+1)}.", {"answer": "x^2 - 1"}), correct(r"\boxed{x-1}", {"answer": "x^2 - 1"})
+    (1.0, 0.0)
+    """
+    return float(equivalent(text, str(columns["answer"])))
+
+
+def reference_answer(row: Row) -> str:
+    r"""The column 'answer', or else what the column 'solution' boxes last.
+
+    >>> reference_answer({"problem": "1+1?", "solution": r"It is \boxed{2}."})
+    '2'
+    """
+    if row.get("answer") is not None:
+        return str(row["answer"])
+    found = boxed(str(row.get("solution", "")))
+    if not found:
+        raise TaskError(f"a row needs a column 'answer', or 'solution' with \\boxed{{…}}; this one has {sorted(row)}")
+    return found[-1]
+
+
+def examples(found: Iterable[Row], instruction: str = INSTRUCTION, slice_by: str | None = None) -> Iterator[Example]:
+    r"""Rows {problem or question, answer or solution} as examples.
+
+    >>> [example] = examples([{"problem": "Solve $2x = 1$.", "answer": r"\frac12", "level": 1}], slice_by="level")
+    >>> example.columns
+    {'answer': '\\frac12', 'level': 1}
+    """
+    for number, row in enumerate(found):
+        problem = row["problem"] if "problem" in row else row["question"]
+        columns: dict[str, Json] = {"answer": reference_answer(row)}
+        if slice_by is not None:
+            columns[slice_by] = cast("Json", row[slice_by])
+        yield Example(f"math-{number}", ({"role": "user", "content": f"{problem}\n\n{instruction}"},), columns)
+
+
+def latex_math(
+    *,
+    source: str,
+    split: str = "train",
+    subset: str | None = None,
+    slice_by: str | None = None,
+    instruction: str = INSTRUCTION,
+) -> Task:
+    """The problems of one split of a dataset.
+
+    >>> latex_math(source="math.jsonl", slice_by="level").deadline
+    2.0
+
+    Args:
+        source: A .jsonl or .parquet file, a saved dataset, or a name on the hub.
+        split: Of a dataset that has splits.
+        subset: Its configuration on the hub.
+        slice_by: The column evaluation makes its table by, for instance 'level'.
+        instruction: What follows the problem.
+    """
+    found = Deferred(lambda: list(examples(rows(source, split=split, subset=subset), instruction, slice_by)))
+    return Task("math", found, (Reward(correct),), deadline=DEADLINE, answer=final_formula, slice_by=slice_by)

@@ -1,0 +1,25 @@
+from collections.abc import Callable
+
+import pytest
+
+from offbeat.experience.modes import Offline, Replay
+from offbeat.experience.sampler import Limits
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("make", "words"),
+        [
+            (lambda: Limits(batch=0), "batch = 0"),
+            (lambda: Limits(batch=1, max_lag=-1), "max_lag = -1"),
+            (lambda: Replay(share=0.0), "share = 0.0"),
+            (lambda: Replay(share=1.5), "share = 1.5"),
+            (lambda: Replay(reuse_budget=1), "reuse_budget = 1"),
+            (lambda: Replay(cooldown=-1), "cooldown = -1"),
+            (lambda: Offline(epochs=0), "epochs = 0"),
+            (lambda: Offline(cooldown=-1), "cooldown = -1"),
+        ],
+    )
+    def test_that_make_no_sense_are_refused_by_name(self, make: Callable[[], object], words: str):
+        with pytest.raises(ValueError, match=words):
+            make()

@@ -1,0 +1,245 @@
+"""Programs are found in completions, judged by tests they never see, and cannot talk their way to a reward."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bench_sandbox
+from offbeat.tasks import python_code
+from offbeat.tasks.code_tests import BadTest, Call, parse, same, wire
+from offbeat.tasks.inside import encode
+from offbeat.tasks.python_code import judge, passes, program_in
+from offbeat.tasks.registry import make
+from offbeat.tasks.rewards import Reward, grade
+from offbeat.tasks.sandbox import Arguments, Limits, Outcome, SandboxError, SandboxMissing, open_sandbox
+from offbeat.tasks.task import TaskError
+from offbeat.types import Json, Unscorable
+from sandbox_programs import CHEATS, Problem
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.binary(max_size=4)
+)
+HASHABLE = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.sets(HASHABLE, max_size=3)
+        | st.dictionaries(HASHABLE, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["tuple", "set", "dict", "bytes", "int", "x"]), inner, max_size=2)
+    ),
+    max_leaves=10,
+)
+
+
+@pytest.fixture(scope="module")
+def sandboxed() -> None:
+    try:
+        open_sandbox()
+    except SandboxMissing as missing:
+        pytest.skip(f"no sandbox: {missing}")
+
+
+class Scripted:
+    """A sandbox that gives prepared outcomes and remembers how long programs were given."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = list(outcomes)
+        self.seconds: list[float] = []
+
+    def call(self, program: str, function: str, calls: Sequence[Arguments], limits: Limits) -> Outcome:
+        self.seconds.append(limits.seconds)
+        return self.outcomes.pop(0)
+
+    def run(self, program: str, stdin: bytes, limits: Limits) -> Outcome:
+        self.seconds.append(limits.seconds)
+        return self.outcomes.pop(0)
+
+
+@given(VALUES)
+def test_a_value_is_the_same_as_itself_on_the_wire(value: object) -> None:
+    assert same(wire(value), wire(value))
+
+
+@given(VALUES, VALUES)
+def test_sameness_has_no_direction_apart_from_rounding(a: object, b: object) -> None:
+    if same(wire(a), wire(b)) and encode(a) == encode(b):
+        assert same(wire(b), wire(a))
+
+
+@given(VALUES, JSON)
+def test_whatever_a_program_sends_is_compared_without_an_error(value: object, sent: Json) -> None:
+    assert same(wire(value), sent) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "verdict"),
+    [
+        (1, 1.0, True),
+        (1, True, False),
+        (True, 1, False),
+        (0, False, False),
+        (None, False, False),
+        (0, None, False),
+        ("1", 1, False),
+        (0.3, 0.1 + 0.2, True),
+        (3, 2.9999999999, False),
+        (1.0, 1.00001, False),
+        (float("nan"), float("nan"), True),
+        (float("inf"), 1e308 * 10, True),
+        (2.0, 10**400, False),
+        (10**400, 10**400, True),
+        (10**400, 10**400 + 1, False),
+        ((1, 2), [1, 2], True),
+        ([1, 2], [2, 1], False),
+        ([1], [1, 2], False),
+        ({1, 2}, {2, 1}, True),
+        ({1, 2}, [1, 2], False),
+        ({1: "a", 2: "b"}, {2: "b", 1.0: "a"}, True),
+        ({1: "a"}, {True: "a"}, False),
+        ({"a": [1.5, {2}]}, {"a": (1.5, frozenset({2}))}, True),
+        (b"x", "x", False),
+        ([[]], [()], True),
+    ],
+)
+def test_which_values_count_as_the_same(expected: object, answer: object, verdict: bool) -> None:
+    assert same(wire(expected), wire(answer)) is verdict
+
+
+def test_an_answer_nested_beyond_reason_is_wrong_and_nothing_worse() -> None:
+    deep: Json = 1
+    for _ in range(990):
+        deep = [deep]
+    assert not same(wire({1}), {"set": [deep]})
+    with pytest.raises(ValueError, match="nested deeper"):
+        encode(deep)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert f(1)",
+        "assert f(1) == g(2)",
+        "assert f(x) == 1",
+        "assert f(1) != 2",
+        "print(1)",
+        "assert f(1) == 1; import os",
+        "assert f(**{'a': 1}) == 1",
+        "not python",
+        {"call": "f", "args": [1]},
+        {"call": "f", "args": [1], "result": 1, "stdin": ""},
+        {"stdin": "1"},
+        7,
+    ],
+)
+def test_a_test_that_cannot_be_used_is_the_datas_fault(test: Json) -> None:
+    with pytest.raises(BadTest):
+        parse([test])
+
+
+def test_tests_are_read_from_assertions_and_from_json() -> None:
+    assert parse(["assert f(1, k={2}) == (3,)"]) == [Call("f", ((1,), {"k": {2}}), {"tuple": [3]})]
+    assert parse([{"call": "f", "args": [1], "kwargs": {"k": 2}, "result": None}]) == [
+        Call("f", ((1,), {"k": 2}), None)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\na\n```", "a\n"),
+        ("```Python3 title=x\na\n```\n", "a\n"),
+        ("  ```py\n  a\n  ```", "  a\n"),
+        ("```python\na\n```\n```python\nb\n```", "b\n"),
+        ("```python\na\n```\n```text\nb\n```", "a\n"),
+        ("```python\nwas cut off", "was cut off"),
+        ("```\na\n```", None),
+        ("```pythonic\na\n```", None),
+        ("", None),
+    ],
+)
+def test_the_last_python_block_is_the_program(text: str, program: str | None) -> None:
+    assert program_in(text) == program
+
+
+def test_many_fences_are_read_in_no_time() -> None:
+    assert program_in("```python\n" * 20_000 + " " * 50_000) is not None
+    assert program_in("`" * 200_000) is None
+
+
+def test_tests_share_the_programs_time() -> None:
+    tests = parse([{"stdin": "", "stdout": "1"}] * 3)
+    sandbox = Scripted(*[Outcome("finished", stdout=b"1", seconds=3.0)] * 3)
+    assert judge("", tests, sandbox, Limits(seconds=8.0)).passed
+    assert sandbox.seconds == [8.0, 5.0, 2.0]
+
+
+def test_the_first_failure_is_named() -> None:
+    tests = parse(["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"])
+    wrong = judge("", tests, Scripted(Outcome("finished", (1, 7, 3))), Limits())
+    late = judge("", tests, Scripted(Outcome("timeout", (1,), detail="its time was up")), Limits())
+    assert wrong.why == "test 2 of 3: a wrong answer"
+    assert late.why == "test 2 of 3: timeout: its time was up"
+
+
+def test_a_sandbox_that_fails_leaves_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(backend: str) -> Scripted:
+        raise SandboxError("out of slots")
+
+    monkeypatch.setattr(python_code, "open_sandbox", broken)
+    scored = grade([Reward(passes)], (0, 1), "```python\nx\n```", {"tests": ["assert f() == 1"]})
+    assert scored == Unscorable("sandbox", "passes: SandboxError: out of slots")
+
+
+def test_without_a_sandbox_the_task_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(backend: str) -> Scripted:
+        raise SandboxMissing("bwrap is not installed; install it with: apt-get install bubblewrap")
+
+    monkeypatch.setattr(python_code, "open_sandbox", missing)
+    with pytest.raises(TaskError, match=r"does not start without a sandbox.*apt-get install bubblewrap"):
+        make("python_code", {"source": "problems.jsonl"})
+
+
+def test_a_problem_file_becomes_a_task_that_scores(sandboxed: None, tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text(json.dumps({"text": "Write double(x).", "checks": ["assert double(2) == 4"]}))
+    task = make("python_code", {"source": str(file), "prompt": "text", "tests": "checks", "seconds": 5.0})
+    [example] = list(task.examples)
+    right, wrong = (f"```python\ndef double(x): return x {op} 2\n```" for op in ("*", "-"))
+    assert task.rewards[0](right, example.record) == 1.0
+    assert task.rewards[0](wrong, example.record) == 0.0
+
+
+def test_a_bad_test_is_found_when_the_data_is_loaded(sandboxed: None, tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text(json.dumps({"prompt": "p", "tests": ["assert double(2)"]}))
+    with pytest.raises(TaskError, match=r"problems-0: .*is not of the form"):
+        len(make("python_code", {"source": str(file)}).examples)
+
+
+QUICK_CHEATS = [
+    cheat for cheat in CHEATS if not any(word in cheat.name for word in ("hangs", "waits", "nested", "builtins"))
+]
+
+
+@pytest.mark.parametrize("cheat", QUICK_CHEATS, ids=lambda cheat: cheat.name)
+def test_a_cheat_scores_0(sandboxed: None, cheat: Problem) -> None:
+    assert passes(cheat.completion, cheat.columns) == 0.0
+
+
+@pytest.mark.engine
+def test_the_whole_cheat_suite_scores_0(sandboxed: None) -> None:
+    assert len(CHEATS) >= 20
+    assert bench_sandbox.cheats(short=True)
