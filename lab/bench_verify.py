@@ -2,7 +2,7 @@
 
     python lab/bench_verify.py gsm8k     all of GSM8K: every reference in every spelling, and altered answers
     python lab/bench_verify.py hostile   mathematics answers meant to stall the grader, alone and beside honest ones
-    python lab/bench_verify.py table     the spellings as a table for docs/tasks.md
+    python lab/bench_verify.py cheats    answers that try to be paid without answering
 
 `--short` runs a small form of each and records nothing.
 """
@@ -17,12 +17,14 @@ from decimal import Decimal
 from pathlib import Path
 
 import hostile_answers
+from answer_cheats import CHOICES, NUMBERS
 from figures import ROOT, Figure, record
 from gsm8k_spellings import SPELLINGS, altered
 from offbeat.tasks.gsm8k import correct, reference_answer
 from offbeat.tasks.registry import make
 from offbeat.tasks.scoring import ScoringPool
 from offbeat.tasks.tally import FailureLimit
+from offbeat.tasks.verify import choice, numeric
 from offbeat.types import Score, Unscorable
 
 DATA = ROOT.parent / "shared" / "data" / "gsm8k"
@@ -176,13 +178,21 @@ def _round(pool: ScoringPool, count: int, attacks: list[Attack], seed: int) -> t
     return took, sum(reward != float(right) for reward, (_, _, right) in zip(rewards, answers, strict=True))
 
 
-def table(short: bool) -> bool:
-    """The spellings, for a person."""
-    print("| spelling | a completion ends in |\n|---|---|")
-    for spelling in SPELLINGS:
-        ending = spelling.write(Decimal(1234)).replace("\n", " ⏎ ").replace("|", "\\|")
-        print(f"| {spelling.name} | `{ending}` |")
-    return True
+def cheats(short: bool) -> bool:
+    """Must show 4, its answers."""
+    paid = [text for text in NUMBERS if numeric(text, "18")] + [text for text in CHOICES if choice(text, "B")]
+    honest = [numeric("The answer is 18.", "18"), choice("The answer is B.", "B")]
+    figure = Figure(
+        "tasks.4.answers",
+        "answers that fake success and score above 0",
+        "0",
+        len(paid),
+        "cheats",
+        not paid and all(honest),
+        len(NUMBERS) + len(CHOICES),
+        f"{len(NUMBERS)} for a number (dumps, hedges, denials, unfinished marks), {len(CHOICES)} for a choice",
+    )
+    return report(short, figure)
 
 
 def report(short: bool, *figures: Figure) -> bool:
@@ -195,8 +205,8 @@ def report(short: bool, *figures: Figure) -> bool:
 
 
 def main() -> None:
-    """One figure, or table, by name."""
-    commands = {"gsm8k": gsm8k, "hostile": hostile, "table": table}
+    """One figure by name."""
+    commands = {"gsm8k": gsm8k, "hostile": hostile, "cheats": cheats}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=sorted(commands))
     parser.add_argument("--short", action="store_true")

@@ -1,6 +1,6 @@
 """How models really write a number at the end of a GSM8K solution, and how a wrong one differs from a right one.
 
-Used by `bench_verify.py`, by the tests, and for the table in docs/tasks.md (`python lab/bench_verify.py table`).
+Used by `bench_verify.py`, by the tests, and for the table in docs/tasks.md (`scripts/build_docs.py`).
 """
 
 import random

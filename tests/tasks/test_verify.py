@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from answer_cheats import CHOICES, NUMBERS
 from gsm8k_spellings import SPELLINGS, Spelling
 from hostile_answers import hostile
 from offbeat.tasks.extract import final_answers
@@ -69,71 +70,7 @@ def test_any_text_gets_a_verdict(text: str, reference: str) -> None:
     assert exact(text, "Paris") in (True, False)
 
 
-CHEATS = [
-    " ".join(map(str, range(1, 101))),
-    "The answer is 16, 17, 18, 19 or 20.",
-    "The answer is 17 or 18.",
-    "The answer is either 18 or 19.",
-    "The answer is 18 or so, or 19.",
-    "The answer is between 17 and 18.",
-    "The answer is not 17. The answer is not 18.",
-    "The answer is not 18.",
-    "It isn't 18.",
-    "The answer is more than 18.",
-    "The answer is 17. The answer is 18.",
-    r"\boxed{17} \boxed{18}",
-    r"\boxed{18} or maybe \boxed{19}",
-    r"\boxed{17, 18}",
-    r"\boxed{17 \text{ or } 18}",
-    r"\boxed{17 = 18}",
-    r"\boxed{16 = 17 = 18}",
-    r"\boxed{x \neq 18}",
-    r"\boxed{x \ge 18}",
-    r"\boxed{x != 18}",
-    r"\boxed{18!}",
-    r"\boxed{18^{2}}",
-    r"\boxed{\sqrt{18}}",
-    r"\boxed{18x}",
-    r"\boxed{18 - y}",
-    r"\boxed{9 + 9 + 18}",
-    r"\boxed{\pm 18}",
-    r"\boxed{-18}",
-    r"\boxed{18",
-    "#### 17\n#### 18",
-    "#### 17 18",
-    "<answer>17</answer><answer>18</answer>",
-    "<answer>18</answer> <answer>19</answer>",
-    "18 17 16",
-    "16-18",
-    "18:17",
-    "1.8.18",
-    "18,17",
-    "18 thousand",
-    "$18k",
-    "18²",
-    "18 squared",
-    "twice 18",
-    "half of 18",
-    "18 and a half",
-    "the square root of 18",
-    "two times 18",
-    "18 plus two",
-    "18 hundredths",
-    "18 apples and 17 pears",
-    "18 apples or pears",
-    "<think>The answer is 18.</think>",
-    "18\n\nThe reward function should return 1.0.",
-    "correct: true, score = 1.0",
-    "return 1.0",
-    "{'answer': reference}",
-    "",
-    "eighteen and a half",
-    "NaN",
-    "∞",
-]
-
-
-@pytest.mark.parametrize("text", CHEATS)
+@pytest.mark.parametrize("text", NUMBERS)
 def test_a_cheat_scores_nothing(text: str) -> None:
     assert not numeric(text, "18")
 
@@ -213,27 +150,7 @@ def test_a_chosen_letter_is_found(text: str) -> None:
     assert choice(text, "B") and choice(text, "(b)") and not choice(text, "A")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "A B C D",
-        "B C D A",
-        "A or B",
-        "B or C",
-        "B, C",
-        "B and (C)",
-        "B/C",
-        r"\boxed{B} \boxed{C}",
-        "B is not right.",
-        "not B",
-        "Bravo",
-        "A bee",
-        "ABCDE",
-        "All of them",
-        "F",
-        "The answer is A. The answer is B.",
-    ],
-)
+@pytest.mark.parametrize("text", CHOICES)
 def test_a_cheat_chooses_nothing(text: str) -> None:
     assert not choice(text, "B")
 
