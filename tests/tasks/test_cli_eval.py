@@ -131,3 +131,10 @@ def test_a_wrong_argument_is_answered_with_what_would_be_right(
     replaced = [str(log) if a == "LOG" else str(other) if a == "OTHER" else a for a in arguments]
     result = run(app, replaced)
     assert result.exit_code in (1, 2) and message in " ".join(result.output.split()), result.output
+
+
+def test_a_mistyped_path_is_answered_at_once_and_never_looked_up_on_the_network(tmp_path: Path) -> None:
+    result = run(app, ["eval", str(tmp_path / "nolog"), "--task", "arithmetic"])
+    assert result.exit_code == 2 and "neither an experience log" in result.output
+    result = run(app, ["eval", "nolog", "--task", "arithmetic"])
+    assert result.exit_code == 2 and "hf:owner/name" in result.output

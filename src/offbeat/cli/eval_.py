@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def eval_(
     source: Annotated[
-        str, typer.Argument(metavar="LOG_OR_MODEL", help="An experience log, a model's directory or name")
+        str, typer.Argument(metavar="LOG_OR_MODEL", help="An experience log, a model's directory, or hf:owner/name")
     ],
     task: TaskName,
     settings: Settings = None,

@@ -17,6 +17,7 @@ from offbeat.tasks.scoring import Outcome, ScoringPool
 from offbeat.tasks.task import Example, Task
 from offbeat.types import Score
 
+HUB = "hf:"
 _SCORING_SECONDS = 600.0
 
 
@@ -58,12 +59,15 @@ def _first(ends: int | list[int] | None) -> int:
 
 
 def load_model(name: str, *, temperature: float, max_tokens: int) -> Sampled:
-    """A model by directory or hub name. Code that comes with it is not run."""
-    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
-        raise typer.BadParameter(f"{name} is neither an experience log nor the directory of a model")
+    """A model by directory, or by `hf:owner/name`: a mistyped path never reaches the network. Its code is not run."""
+    if not name.startswith(HUB) and not Path(name).is_dir():
+        raise typer.BadParameter(
+            f"{name} is neither an experience log nor the directory of a model; a model of the hub is {HUB}owner/name"
+        )
+    place = name.removeprefix(HUB)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{name} is no experience log, nor a model that can be loaded: {error}") from error
     return Sampled(model.eval(), tokenizer, temperature, max_tokens)
