@@ -1,5 +1,6 @@
 """The processes that `bench_sampler.py` starts, times and kills, and the logs they work on."""
 
+import gc
 import json
 import os
 import sys
@@ -98,6 +99,8 @@ def draw_and_read(place: Path, name: str, batch: int, draws: int) -> None:
         rows, now = log.index_since(None)
         sampler = Sampler(MODES[name], Limits(batch), seed=0)
         sampler.feed(rows)
+        gc.collect()
+        gc.freeze()  # as a trainer should: else full collections walk through all that is imported, 15 to 20 ms each
         took: list[tuple[float, float]] = []
         for k in range(len(rows) // batch, len(rows) // batch + draws):
             start = time.perf_counter()
