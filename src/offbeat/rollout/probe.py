@@ -1,0 +1,129 @@
+"""Does this engine serve what was published? The tolerance is the engine's own, measured at version 0.
+
+    prober = await Prober.calibrated(engine, subscription.probe(0))     # the engine still has version 0
+    verdict = await prober.check(engine, subscription.probe(12))
+
+Two questions. Is the gap to the trainer no wider than a few times what it was at version 0? And did the engine's
+log-probs move as the trainer's moved since the last check? The second sees what the first cannot when engines compute
+in 16 bits: a gap that hides a stale head still gives away that nothing, or only half, has moved.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offbeat.rollout.engine import Engine
+from offbeat.weights.probe import Probe, ProbeError
+
+FLOOR: Final = 1e-4
+"""A gap below this is rounding, whatever it was at version 0."""
+SLACK: Final = 3.0
+"""How many times the gap of version 0 is still the same engine."""
+LARGEST: Final = 0.25
+"""A mean gap beyond this at version 0 is another model, not another rounding."""
+
+
+class ProbeFailed(RuntimeError):
+    """An engine serves something else than it was told to, after a reload from an anchor as well."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found.
+
+    >>> Verdict(gap=3e-6, tolerance=1e-4, followed=0.999, doubt=0.001).passed
+    True
+    >>> print(Verdict(gap=0.04, tolerance=0.12, followed=0.0, doubt=0.0))
+    followed 0.00 ± 0.00 of the trainer's move, where 1 was due
+    """
+
+    gap: float
+    """Mean absolute difference of log-probs to the trainer's, at the same version: the engine gap."""
+    tolerance: float
+    followed: float | None = None
+    """How much of the trainer's move since the last check the engine made: 1 is all of it, 0 is none. None before
+    there are two checks, or where the trainer did not move."""
+    doubt: float = 0.0
+    """Standard error of `followed`: large where rounding hides the move."""
+
+    @property
+    def near(self) -> bool:
+        """Whether the gap is within tolerance; a gap that is not a number is not."""
+        return self.gap <= self.tolerance
+
+    @property
+    def moved(self) -> bool:
+        """Whether nothing speaks against the engine having followed."""
+        return self.followed is None or abs(self.followed - 1) - 4 * self.doubt <= 0.2
+
+    @property
+    def passed(self) -> bool:
+        """Both."""
+        return self.near and self.moved
+
+    def __str__(self) -> str:
+        if not self.near:
+            return f"mean |Δlogp| to the trainer is {self.gap:.2g}, and {self.tolerance:.2g} is tolerated"
+        if not self.moved:
+            return f"followed {self.followed:.2f} ± {self.doubt:.2f} of the trainer's move, where 1 was due"
+        return f"passed: mean |Δlogp| {self.gap:.2g} of {self.tolerance:.2g} tolerated"
+
+
+@dataclass
+class Prober:
+    """One engine's checks."""
+
+    tolerance: float
+    published: NDArray[np.float32]
+    """The trainer's log-probs at the last check that passed, and …"""
+    measured: NDArray[np.float32]
+    """… the engine's."""
+
+    @classmethod
+    async def calibrated(cls, engine: Engine, probe: Probe) -> "Prober":
+        """With the tolerance that this engine needs; it must be serving the probe's version, usually 0."""
+        measured = await _measure(engine, probe)
+        gap = float(np.abs(measured - probe.values).mean())
+        if not gap <= LARGEST:
+            raise ProbeFailed(
+                f"before any load the engine differs from the published version by {gap:.2g} a token: its model "
+                "directory is not what this run started from, or the engine computes it wrongly"
+            )
+        return cls(max(FLOOR, SLACK * gap), probe.values, measured)
+
+    async def check(self, engine: Engine, probe: Probe) -> Verdict:
+        """Whether the engine serves the version that the probe belongs to."""
+        measured = await _measure(engine, probe)
+        verdict = judge(self, probe.values, measured)
+        if verdict.passed:
+            self.published, self.measured = probe.values, measured
+        return verdict
+
+
+def judge(before: Prober, published: NDArray[np.float32], measured: NDArray[np.float32]) -> Verdict:
+    """The two questions, on plain numbers.
+
+    >>> start = Prober(0.12, np.array([-1.0, -2.0], np.float32), np.array([-1.04, -1.97], np.float32))
+    >>> new = np.array([-1.01, -1.98], np.float32)
+    >>> judge(start, new, np.array([-1.05, -1.95], np.float32)).passed
+    True
+    >>> judge(start, new, start.measured).followed   # nothing moved: a stale engine, well within its tolerance
+    0.0
+    """
+    if published.shape != before.published.shape:
+        raise ProbeError(f"the probe has {published.size} log-probs, the one before had {before.published.size}")
+    gap = float(np.abs(measured - published).mean())
+    due = published.astype(np.float64) - before.published
+    done = measured.astype(np.float64) - before.measured
+    length = float(due @ due)
+    if length == 0:
+        return Verdict(gap, before.tolerance)
+    followed = float(done @ due) / length
+    rest = done - followed * due
+    return Verdict(gap, before.tolerance, followed, float(np.sqrt(np.mean(rest**2) / length)))
+
+
+async def _measure(engine: Engine, probe: Probe) -> NDArray[np.float32]:
+    return np.concatenate(await engine.score(probe.sequences))

@@ -1,0 +1,79 @@
+"""The probe: a few fixed sequences and the trainer's log-probs on them, stored with every version.
+
+Any engine anywhere scores the same sequences after loading and compares. Hashes prove that the bytes arrived; the probe
+proves that they are what is being computed with.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from offbeat.seeds import derive
+from offbeat.types import Json
+
+Sequences = tuple[tuple[int, ...], ...]
+
+
+class ProbeError(ValueError):
+    """What was read is no probe, or was measured on other sequences."""
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Sequences of n tokens, each with the n − 1 log-probs of its tokens after the first, at temperature 1.
+
+    >>> probe = Probe(((5, 9, 2),), ([-1.5, -0.25],))
+    >>> probe.values, Probe.from_json(probe.to_json()).sequences
+    (array([-1.5 , -0.25], dtype=float32), ((5, 9, 2),))
+    """
+
+    sequences: Sequences
+    logprobs: tuple[NDArray[np.float32], ...]
+
+    def __init__(self, sequences: Iterable[Iterable[int]], logprobs: Iterable[ArrayLike]) -> None:
+        object.__setattr__(self, "sequences", tuple(tuple(int(token) for token in one) for one in sequences))
+        object.__setattr__(self, "logprobs", tuple(np.asarray(one, np.float32) for one in logprobs))
+        expected = [len(sequence) - 1 for sequence in self.sequences]
+        found = [len(one) for one in self.logprobs]
+        if not expected or min(expected) < 1 or expected != found:
+            raise ProbeError(f"sequences of n tokens need n - 1 log-probs each: expected {expected}, found {found}")
+        if not np.isfinite(self.values).all():
+            raise ProbeError("the log-probs of a probe must be finite: this policy is broken, do not publish it")
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """All log-probs, one after another."""
+        return np.concatenate(self.logprobs)
+
+    def to_json(self) -> Json:
+        """For a manifest; float32 values survive exactly."""
+        return {
+            "sequences": [list(one) for one in self.sequences],
+            "logprobs": [[float(value) for value in one] for one in self.logprobs],
+        }
+
+    @classmethod
+    def from_json(cls, data: Json) -> "Probe":
+        """What `to_json` gave."""
+        try:
+            fields = cast("dict[str, list[list[float]]]", data)
+            return cls(cast("list[list[int]]", fields["sequences"]), fields["logprobs"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProbeError(f"this is no probe: {error!r}") from None
+
+
+def probe_sequences(texts: Sequence[Sequence[int]], vocab_size: int, seed: int, length: int = 24) -> Sequences:
+    """What to probe with: the given token sequences cut to `length`, and as many random ones.
+
+    Real text shows what is served; random tokens move most when weights do, so that a small fault is seen as well.
+
+    >>> [len(one) for one in probe_sequences([[3, 4, 5]], vocab_size=50, seed=0, length=8)]
+    [3, 8]
+    """
+    rng = np.random.default_rng(derive(seed, "probe"))
+    real = [tuple(text[:length]) for text in texts if len(text) > 1]
+    random = [tuple(int(t) for t in rng.integers(0, vocab_size, length)) for _ in range(max(len(real), 1))]
+    return (*real, *random)

@@ -1,0 +1,181 @@
+"""The transformers engine: the same bits again, true behavior log-probs, whole versions or nothing."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+import tiny_model
+from offbeat.rollout.engine import EngineDead, Request, Sampling
+from offbeat.rollout.hf import HfEngine
+from offbeat.rollout.sampling import draw, sampled_from
+from offbeat.types import Completion, Finish
+
+PROMPTS = ([5, 6, 7], [9], [4, 4, 8, 3, 11])
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("model")
+    tiny_model.save_model(place)
+    return place
+
+
+def requests(sampling: Sampling, size: int = 4, seed: int = 0) -> list[Request]:
+    return [Request(f"g{i}", prompt, size, sampling, seed + i) for i, prompt in enumerate(PROMPTS)]
+
+
+def generated(directory: Path, asked: list[Request]) -> list[tuple[Completion, ...]]:
+    return asyncio.run(HfEngine.start(directory).generate(asked))
+
+
+def moved(directory: Path, seed: int = 1) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    state = LlamaForCausalLM.from_pretrained(directory).state_dict()
+    return {name: tensor + 0.05 * torch.randn_like(tensor) for name, tensor in state.items()}
+
+
+def test_the_same_call_gives_the_same_bits(directory: Path) -> None:
+    asked = requests(Sampling(12, (1,)))
+    assert generated(directory, asked) == generated(directory, asked)
+
+
+def test_other_seeds_give_other_answers_and_answers_of_a_group_differ(directory: Path) -> None:
+    sampling = Sampling(12, (1,))
+    first, other = generated(directory, requests(sampling)), generated(directory, requests(sampling, seed=100))
+    assert first != other
+    assert len({one.token_ids.tobytes() for one in first[0]}) > 1
+
+
+@pytest.mark.parametrize("sampling", [Sampling(10, (1,), temperature=0.7), Sampling(10, (1,), 1.3, 0.8, 9)])
+def test_behavior_log_probs_are_of_the_distribution_sampled_from(directory: Path, sampling: Sampling) -> None:
+    """Computed again from plain logits, without cache, padding or batching."""
+    model = LlamaForCausalLM.from_pretrained(directory).eval()
+    for request, answers in zip(requests(sampling), generated(directory, requests(sampling)), strict=True):
+        for one in answers:
+            ids = torch.tensor([[*request.prompt_ids.tolist(), *one.token_ids.tolist()]])
+            with torch.no_grad():
+                logits = model(ids).logits[0, len(request.prompt_ids) - 1 : -1] / sampling.temperature
+            if sampling.top_k:
+                logits[logits < logits.topk(sampling.top_k).values[:, -1:]] = -torch.inf
+            if sampling.top_p < 1:
+                for row in logits:
+                    p, order = row.softmax(-1).sort(descending=True)
+                    kept = int((p.cumsum(-1) < sampling.top_p).sum()) + 1
+                    row[order[kept:]] = -torch.inf
+            expected = logits.log_softmax(-1)[range(len(one.token_ids)), one.token_ids.tolist()]
+            np.testing.assert_allclose(one.behavior_logprobs, expected, atol=2e-6)
+
+
+def test_tokens_come_as_often_as_their_probability_says() -> None:
+    logprobs = torch.tensor([[0.5, 0.0, 0.2, 0.3, 0.0]]).log()
+    uniform = torch.rand(40_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    counts = torch.bincount(draw(logprobs.expand(40_000, 5), uniform), minlength=5) / 40_000
+    np.testing.assert_allclose(counts, [0.5, 0, 0.2, 0.3, 0], atol=0.01)
+    assert draw(logprobs, torch.tensor([0.0])).item() == 0
+    assert draw(torch.tensor([[0.0, 1.0, 0.0]]).log(), torch.tensor([1 - 1e-16])).item() == 1
+
+
+def test_top_p_keeps_the_token_that_crosses_it() -> None:
+    logits = torch.tensor([[0.1, 0.5, 0.4]]).log()
+    assert sampled_from(logits, 1.0, 0.6, 0).exp()[0].tolist() == pytest.approx([0, 5 / 9, 4 / 9])
+    assert sampled_from(logits, 1.0, 1e-9, 0).exp()[0].tolist() == [0, 1, 0]
+
+
+def test_a_completion_ends_with_its_first_stop_token_or_at_the_limit(directory: Path) -> None:
+    answers = [one for group in generated(directory, requests(Sampling(40, (7, 8, 9)), size=8)) for one in group]
+    stopped = [one for one in answers if one.finish is Finish.STOP]
+    assert stopped and all(one.token_ids[-1] in (7, 8, 9) for one in stopped)
+    assert not any({7, 8, 9} & set(one.token_ids[:-1].tolist()) for one in answers)
+    cut = [one for group in generated(directory, requests(Sampling(3, ()))) for one in group]
+    assert all(one.finish is Finish.LENGTH and len(one.token_ids) == 3 for one in cut)
+
+
+def test_requests_with_other_settings_in_one_call_are_answered_each_as_asked(directory: Path) -> None:
+    asked = [Request("a", [5], 2, Sampling(3, ()), 0), Request("b", [6, 7], 3, Sampling(5, (), 0.5), 1)]
+    a, b = generated(directory, asked)
+    assert [len(one.token_ids) for one in a] == [3, 3] and [len(one.token_ids) for one in b] == [5, 5, 5]
+
+
+def test_scores_are_those_of_the_model(directory: Path) -> None:
+    sequences = [[5, 6, 7, 8], [9, 3], [1, 2, 3]]
+    model = LlamaForCausalLM.from_pretrained(directory).eval()
+    for one, found in zip(sequences, asyncio.run(HfEngine.start(directory).score(sequences)), strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([one])).logits[0, :-1].log_softmax(-1)
+        np.testing.assert_allclose(found, logits[range(len(one) - 1), one[1:]], atol=2e-6)
+
+
+@pytest.mark.parametrize("without", [(), ("lm_head.weight",)])
+def test_a_load_changes_every_answer_and_its_version(directory: Path, without: tuple[str, ...]) -> None:
+    async def go() -> None:
+        tied = LlamaForCausalLM.from_pretrained(directory)
+        tied.config.tie_word_embeddings = bool(without)
+        if without:
+            tied.tie_weights()
+        engine = HfEngine(tied)
+        before = await engine.score(PROMPTS[::2])
+        weights = moved(directory)
+        await engine.load(7, [(name, tensor) for name, tensor in weights.items() if name not in without])
+        expected = LlamaForCausalLM.from_pretrained(directory)
+        expected.load_state_dict(weights)
+        if without:
+            expected.lm_head.weight = expected.model.embed_tokens.weight
+        after = await engine.score(PROMPTS[::2])
+        assert all(
+            np.array_equal(a, b) for a, b in zip(after, await HfEngine(expected).score(PROMPTS[::2]), strict=True)
+        )
+        assert not any(np.array_equal(a, b) for a, b in zip(after, before, strict=True))
+        [answers] = await engine.generate([Request("g", [5], 2, Sampling(4, ()), 0)])
+        assert engine.version == 7 and {span.version for one in answers for span in one.versions} == {7}
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda w: w.pop("model.norm.weight"), "missing: model.norm.weight"),
+        (lambda w: w.update(extra=torch.zeros(1)), "no weights called extra"),
+        (lambda w: w.update({"model.norm.weight": torch.zeros(3)}), r"is \[32\] and was given as \[3\]"),
+    ],
+)
+def test_weights_that_do_not_fit_end_the_engine(directory: Path, spoil: object, says: str) -> None:
+    async def go() -> None:
+        engine, weights = HfEngine.start(directory), moved(directory)
+        spoil(weights)  # type: ignore[operator]
+        with pytest.raises(EngineDead, match=says):
+            await engine.load(1, weights.items())
+        with pytest.raises(EngineDead, match=says):
+            await engine.generate(requests(Sampling(2, ())))
+
+    asyncio.run(go())
+
+
+def test_a_load_waits_for_what_is_being_generated(directory: Path) -> None:
+    async def go() -> None:
+        engine = HfEngine.start(directory)
+        writing = asyncio.create_task(engine.generate(requests(Sampling(30, ()))))
+        await asyncio.sleep(0.01)
+        await engine.load(1, moved(directory).items())
+        assert writing.done()
+        assert {span.version for group in await writing for one in group for span in one.versions} == {0}
+
+    asyncio.run(go())
+
+
+def test_a_cancelled_call_frees_the_engine(directory: Path) -> None:
+    async def go() -> None:
+        engine = HfEngine.start(directory)
+        writing = asyncio.create_task(engine.generate(requests(Sampling(60, ()), size=64)))
+        await asyncio.sleep(0.01)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        async with asyncio.timeout(5):
+            assert len(await engine.generate(requests(Sampling(2, ())))) == 3
+
+    asyncio.run(go())

@@ -1,0 +1,216 @@
+"""The worker: groups out of prompts, whatever its engine does; nothing unproven gets into the log."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from offbeat.experience.ledger import Fate
+from offbeat.experience.log import ExperienceLog
+from offbeat.rollout.engine import Engine, Request, Sampling
+from offbeat.rollout.groups import GroupMaker
+from offbeat.rollout.leases import LeaseDesk, LocalPrompts
+from offbeat.rollout.probe import ProbeFailed
+from offbeat.rollout.scripted import ScriptedEngine, bigrams, scripted_probe
+from offbeat.rollout.worker import Pace, Status, Worker, WorkerFailed
+from offbeat.types import Prompt, Score, Unscorable
+from offbeat.weights.probe import Probe
+
+VOCABULARY = 16
+SEQUENCES = ((1, 2, 3, 4, 5, 6), (7, 6, 5))
+QUICK = Pace(lanes=2, groups_per_call=2, poll_seconds=0.005, call_seconds=5, start_seconds=5)
+
+
+def weights(version: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((3,), float(version))}
+
+
+@dataclass
+class Policies:
+    """A weight log in memory."""
+
+    published: list[int] = field(default_factory=lambda: [0])
+    rebuilt: list[int] = field(default_factory=list)
+
+    def newest(self) -> int | None:
+        return max(self.published, default=None)
+
+    def fetch(self, version: int, *, from_anchor: bool = False) -> dict[str, torch.Tensor]:
+        if from_anchor:
+            self.rebuilt.append(version)
+        return weights(version)
+
+    def probe(self, version: int) -> Probe | None:
+        return scripted_probe(weights(version).items(), VOCABULARY, SEQUENCES)
+
+
+class Graders:
+    """Long answers are right, empty texts cannot be graded."""
+
+    def score(self, text: str, columns: object, *, of: str = "") -> "Future[Score | Unscorable]":
+        done: Future[Score | Unscorable] = Future()
+        done.set_result(Score(float(len(text) > 4)) if text else Unscorable("invalid", "nothing written"))
+        return done
+
+
+@dataclass
+class House:
+    """A worker and what it works with."""
+
+    log: ExperienceLog
+    engines: Iterator[ScriptedEngine]
+    policies: Policies = field(default_factory=Policies)
+    pace: Pace = QUICK
+
+    def __post_init__(self) -> None:
+        prompts = (Prompt(f"p{i}", [i % VOCABULARY], "t") for i in itertools.count())
+        self.desk = LeaseDesk(prompts, name="r", seed=0, seconds=60)
+        decode = lambda ids: "".join(chr(97 + token) for token in ids if token != 1)  # noqa: E731
+        maker = GroupMaker(4, Sampling(8, (1,)), decode, Graders())
+        self.worker = Worker("w", self.engine, self.policies, LocalPrompts(self.desk), maker, self.log, self.pace)
+
+    async def engine(self) -> Engine:
+        return next(self.engines)
+
+    async def works_until(self, *enough: Callable[[], bool], publishing: tuple[int, ...] = ()) -> None:
+        """Runs the worker until the last condition holds, then stops it; after each before it, publishes a version."""
+        running = asyncio.create_task(self.worker.run())
+        async with asyncio.timeout(60):
+            for condition, version in itertools.zip_longest(enough, publishing):
+                while not condition() and not running.done():
+                    await asyncio.sleep(0.01)
+                if version is not None:
+                    self.policies.published.append(version)
+        self.worker.stop()
+        await running
+
+    def has(self, version: int) -> Callable[[], bool]:
+        return lambda: version in self.versions()
+
+    def versions(self) -> list[int | None]:
+        return [group.oldest_version for group in self.log.groups()]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[ExperienceLog]:
+    with ExperienceLog.open(tmp_path / "log") as opened:
+        yield opened
+
+
+def healthy(**options: object) -> ScriptedEngine:
+    return ScriptedEngine(VOCABULARY, weights(0).items(), **options)  # type: ignore[arg-type]
+
+
+def slow(seconds: float) -> Callable[[Request], Awaitable[None]]:
+    return lambda request: asyncio.sleep(seconds)
+
+
+def test_prompts_become_scored_groups_each_once(log: ExperienceLog) -> None:
+    house = House(log, itertools.repeat(healthy(takes=slow(0.001))))
+    asyncio.run(house.works_until(lambda: house.worker.tally.groups >= 12))
+    groups = list(log.groups())
+    ids = {group.id for group in groups}
+    assert len(ids) == len(groups) >= 12 and ids >= {f"r-{i}" for i in range(8)}
+    assert all(len(group.completions) == 4 and group.scored for group in groups)
+    assert house.worker.status is Status.STOPPED and not house.desk.out
+
+
+def test_a_completion_that_cannot_be_scored_stays_in_its_group(log: ExperienceLog) -> None:
+    house = House(log, itertools.repeat(healthy()))
+    asyncio.run(house.works_until(lambda: house.worker.tally.groups >= 40))
+    kinds = {type(one.score) for group in log.groups() for one in group.completions}
+    assert kinds == {Score, Unscorable}
+
+
+def test_stopping_gives_prompts_back_and_the_books_balance(log: ExperienceLog) -> None:
+    house = House(log, itertools.repeat(healthy(takes=slow(30))))
+    asyncio.run(house.works_until(lambda: len(house.desk.out) == 4))
+    assert not house.desk.out
+    assert {lease.group_id for lease in house.desk.take(4, 0.0, "next")} == {"r-0", "r-1", "r-2", "r-3"}
+    ledger = log.ledger()
+    ledger.check()
+    assert ledger.counts == {Fate.LOST: 4}
+
+
+def test_a_newer_version_is_loaded_and_written_into_groups(log: ExperienceLog) -> None:
+    house = House(log, itertools.repeat(healthy(takes=slow(0.002))))
+
+    asyncio.run(house.works_until(house.has(0), house.has(1), house.has(5), publishing=(1, 5)))
+    assert house.worker.tally.loads == 3 and set(house.versions()) == {0, 1, 5}
+
+
+def test_a_dead_engine_is_replaced_and_its_prompts_are_answered(log: ExperienceLog) -> None:
+    engines = [healthy(dies_at=3, takes=slow(0.002)), healthy(takes=slow(0.002))]
+    house = House(log, iter(engines), Policies([0, 3]))
+    asyncio.run(house.works_until(lambda: house.worker.tally.groups >= 20))
+    assert house.worker.tally.starts == 2 and "the script said so" in house.worker.tally.notices[0]
+    assert {group.id for group in log.groups()} >= {f"r-{i}" for i in range(12)}
+    assert set(house.versions()) == {3}  # the second engine, too, served nothing before it had loaded
+    assert engines[1].loads == [3]
+
+
+def test_engines_that_die_again_and_again_end_the_worker(log: ExperienceLog) -> None:
+    house = House(log, (healthy(dies_at=0) for _ in itertools.count()))
+    with pytest.raises(WorkerFailed, match="3 engines died in a row without a group"):
+        asyncio.run(house.works_until(lambda: False))
+    assert not house.desk.out and house.worker.tally.starts == 3
+
+
+def test_an_engine_that_is_stuck_is_replaced(log: ExperienceLog) -> None:
+    pace = Pace(lanes=1, poll_seconds=0.005, call_seconds=0.1)
+    house = House(log, iter([healthy(takes=slow(60)), healthy()]), pace=pace)
+    asyncio.run(house.works_until(lambda: house.worker.tally.groups >= 2))
+    assert "waited 0.1 s for 1 groups from worker w" in house.worker.tally.notices[0]
+
+
+def test_an_engine_that_ignores_loads_is_quarantined_then_given_up_loudly(log: ExperienceLog) -> None:
+    house = House(log, itertools.repeat(healthy(deaf=True, takes=slow(0.002))))
+    with pytest.raises(ProbeFailed, match="does not serve version 1, also after a reload from an anchor"):
+        asyncio.run(house.works_until(house.has(0), lambda: False, publishing=(1,)))
+    assert house.policies.rebuilt == [1] and house.worker.tally.quarantines == 1
+    assert set(house.versions()) == {0}  # what it wrote as "version 1" never got into the log
+    assert not house.desk.out
+    log.ledger().check()
+
+
+class DeafOnce(ScriptedEngine):
+    """The first load of version 1 does nothing, the second works."""
+
+    async def load(self, version: int, weights: object) -> None:
+        self._deaf = version == 1 and 1 not in self.loads
+        await super().load(version, weights)  # type: ignore[arg-type]
+
+
+def test_a_reload_from_an_anchor_ends_the_quarantine_and_nothing_unproven_is_kept(log: ExperienceLog) -> None:
+    engine = DeafOnce(VOCABULARY, weights(0).items(), takes=slow(0.003))
+    house = House(log, itertools.repeat(engine))
+    asyncio.run(house.works_until(house.has(0), house.has(1), publishing=(1,)))
+    assert house.policies.rebuilt == [1] and house.worker.tally.quarantines == 1 and engine.loads == [0, 1, 1]
+    tables = [bigrams(weights(version).items(), VOCABULARY) for version in (0, 1)]
+    for group in log.groups():
+        table = tables[group.oldest_version or 0]
+        for one in group.completions:
+            path = [int(group.prompt.token_ids[-1]), *one.token_ids.tolist()]
+            np.testing.assert_allclose(one.behavior_logprobs, table[path[:-1], path[1:]], atol=1e-5)
+    log.ledger().check()
+
+
+def test_without_weights_the_worker_says_what_it_waited_for(log: ExperienceLog) -> None:
+    house = House(log, itertools.repeat(healthy()), Policies([]), Pace(poll_seconds=0.005, start_seconds=0.05))
+    with pytest.raises(
+        WorkerFailed, match=r"waited 0.05 s for the first weights for worker w: is a trainer publishing"
+    ):
+        asyncio.run(house.works_until(lambda: False))
+
+
+def test_the_wrong_model_is_refused_before_it_writes_anything(log: ExperienceLog) -> None:
+    house = House(log, itertools.repeat(ScriptedEngine(VOCABULARY, weights(9).items())))
+    with pytest.raises(ProbeFailed, match="not what this run started from"):
+        asyncio.run(house.works_until(lambda: False))
+    assert not list(log.groups())
