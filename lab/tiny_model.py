@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 CHARACTERS = "0123456789+-*= .abcdefghijklmnopqrstuvwxyz?<>/"
 CHAT = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}{% if add_generation_prompt %}={% endif %}"
@@ -60,3 +60,30 @@ def save_model(directory: Path) -> None:
     )
     LlamaForCausalLM(config).save_pretrained(directory)
     save_tokenizer(directory)
+
+
+def save_llama(directory: Path, *, tied: bool, seed: int = 0) -> "LlamaForCausalLM":
+    """A model that vLLM serves on CPU too (head size 32), tied or not; its weights are wide, so that a change shows."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(CHARACTERS) + 3,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    model.save_pretrained(directory)
+    save_tokenizer(directory)
+    return model

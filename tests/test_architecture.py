@@ -13,6 +13,7 @@ LAYERS: list[set[str]] = [
     {"seeds", "nearest"},
     {"types", "metrics"},
     {"objective"},
+    {"sections"},
     {"config"},
     {"experience", "weights", "tasks"},
     {"rollout", "trainer"},
@@ -78,3 +79,17 @@ def test_a_file_fits_in_the_head(file: Path) -> None:
     lines = len(file.read_text(encoding="utf-8").splitlines())
     assert lines <= 350, f"{lines} lines: is it still one thing?"
     assert file.stem not in {"utils", "util", "helpers", "common", "misc", "manager"}
+
+
+ENGINES = {"vllm": "rollout/vllm", "ray": "run/cluster", "lance": "experience/"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SRC)))
+def test_an_engine_is_imported_in_one_place(file: Path) -> None:
+    """What breaks with every release breaks there."""
+    tree = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    found = {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
+    tree = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    found |= {node.module or "" for node in tree if isinstance(node, ast.ImportFrom)}
+    for engine in {name.split(".")[0] for name in found} & ENGINES.keys():
+        assert str(file.relative_to(SRC)).startswith(ENGINES[engine])

@@ -1,32 +1,36 @@
-"""Every knob, with its meaning under it. No torch: a configuration is checked in milliseconds.
+"""A run's configuration. No torch: it is checked in milliseconds.
 
-`parse` reports all that is wrong at once, each with the nearest thing that would be right.
+`parse` reports all that is wrong at once, each with the nearest thing that would be right. The knobs are in
+`sections.py`.
 """
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from offbeat.nearest import nearest
 from offbeat.objective.presets import PRESETS, Preset
-from offbeat.objective.spec import (
-    KL,
-    Advantage,
-    Aggregate,
-    CentredBand,
-    Gate,
-    Importance,
-    KLEstimator,
-    Need,
-    NoGate,
-    Objective,
+from offbeat.objective.spec import Need
+from offbeat.sections import (
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    Positive,
+    ReferenceConfig,
+    RunConfig,
+    SamplerConfig,
+    SamplingConfig,
+    Section,
+    SyncConfig,
+    TaskConfig,
+    TrainerConfig,
+    WorkersConfig,
 )
-
-Positive = Annotated[int, Field(ge=1)]
 
 
 class ConfigError(ValueError):
@@ -35,112 +39,6 @@ class ConfigError(ValueError):
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
         super().__init__("\n".join(f"- {problem}" for problem in problems))
-
-
-class Section(BaseModel):
-    """A table of the TOML file: frozen, and closed to unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class ObjectiveConfig(Section):
-    """[objective]: a preset, and what to change in it. What is left out stays as published."""
-
-    preset: str = "rec-oneside-nois"
-    """A name from docs/objectives.md."""
-    advantage: Advantage | None = None
-    """How rewards of a group become advantages."""
-    clip: tuple[float, float] | None = None
-    """(ε_lo, ε_hi) of the preset's gate; a centred band takes two equal numbers."""
-    weight_cap: Annotated[float, Field(gt=0)] | None = None
-    """Upper limit of the importance weight."""
-    zero_variance_mask: bool | None = None
-    """Leave groups without contrast out of loss, KL and counts."""
-    aggregate: Aggregate | None = None
-    """How token terms become one number."""
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """β of the KL term to the reference policy; 0 needs no reference policy."""
-    kl_estimator: KLEstimator = KLEstimator.K3
-    """k1, k2 or k3; see docs/objectives.md for what each is biased in."""
-    untested_lag: bool = False
-    """Allow more lag than anybody has reported for this preset."""
-
-    def resolve(self) -> Objective:
-        """The preset with the changes applied."""
-        objective = PRESETS[self.preset].objective
-        if self.advantage is not None:
-            objective = replace(objective, advantage=self.advantage)
-        if self.clip is not None:
-            objective = replace(objective, gate=_clipped(objective.gate, *self.clip))
-        if self.weight_cap is not None:
-            objective = replace(objective, weight=Importance(cap=self.weight_cap))
-        if self.zero_variance_mask is not None:
-            objective = replace(objective, zero_variance_mask=self.zero_variance_mask)
-        if self.aggregate is not None:
-            objective = replace(objective, aggregate=self.aggregate)
-        if self.kl_coefficient > 0:
-            # On lagged samples the KL is biased unless weighted, and a preset that needs α anyway can weight it.
-            weighted = Need.BEHAVIOR in objective.needs
-            penalty = KL(self.kl_coefficient, self.kl_estimator, weighted)
-            objective = replace(objective, regularizers=(*objective.regularizers, penalty))
-        return objective
-
-    def problems(self) -> list[str]:
-        """What does not fit together within the section."""
-        if self.preset not in PRESETS:
-            return [f"objective.preset = {self.preset!r} is not a preset; {nearest(self.preset, PRESETS)}"]
-        found = []
-        preset = PRESETS[self.preset].objective
-        if self.clip is not None:
-            if isinstance(preset.gate, NoGate):
-                found.append(f"objective.clip: {self.preset!r} has no gate to clip with; remove it")
-            if isinstance(preset.gate, CentredBand) and self.clip[0] != self.clip[1]:
-                found.append(f"objective.clip = {self.clip}: {self.preset!r} has one width; give it twice")
-            if min(self.clip) < 0 or self.clip[0] > 1:
-                found.append(f"objective.clip = {self.clip}: need 0 ≤ ε_lo ≤ 1 and ε_hi ≥ 0, for instance (0.2, 0.2)")
-        if self.weight_cap is not None and not isinstance(preset.weight, Importance):
-            found.append(f"objective.weight_cap: {self.preset!r} has no importance weight to cap; remove it")
-        return found
-
-
-def _clipped(gate: Gate, low: float, high: float) -> Gate:
-    if isinstance(gate, CentredBand):
-        return CentredBand(low)
-    if isinstance(gate, NoGate):
-        return gate
-    return replace(gate, low=low, high=high)
-
-
-class SamplingConfig(Section):
-    """[sampling]: all of it is sent to the engine explicitly; nothing is filled in from a model's defaults."""
-
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Behavior log-probs are of the distribution after it."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """1 samples from the whole distribution."""
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """0 samples from the whole distribution."""
-    max_tokens: Positive = 256
-    """Longest completion; also the constant of aggregate 'constant'."""
-
-    @property
-    def truncated(self) -> bool:
-        """Whether some tokens can never be sampled."""
-        return self.top_p < 1 or self.top_k > 0
-
-
-class SyncConfig(Section):
-    """[sync]: when the inference side gets new weights."""
-
-    every: Positive = 1
-    """v: publish every v steps; lag is then 0 to v - 1."""
-
-
-class ReferenceConfig(Section):
-    """[reference]: the policy the KL term pulls towards."""
-
-    refresh_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between copies of the policy into the reference; 0 keeps the first."""
 
 
 class Config(Section):
@@ -153,6 +51,8 @@ class Config(Section):
 
     seed: int = 0
     """Root of the seed tree: every random stream is derived from it by name."""
+    steps: Positive = 200
+    """Batches to train on."""
     prompts_per_step: Positive = 32
     """B: groups consumed by one step, over all devices."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -163,11 +63,29 @@ class Config(Section):
     sampling: SamplingConfig = SamplingConfig()
     sync: SyncConfig = SyncConfig()
     reference: ReferenceConfig = ReferenceConfig()
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    engine: EngineConfig = EngineConfig()
+    workers: WorkersConfig = WorkersConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    run: RunConfig = RunConfig()
 
     @property
     def largest_lag(self) -> int:
-        """Of a lockstep run: v - 1."""
+        """What the run allows: in lockstep v - 1."""
+        if self.run.max_lag is not None:
+            return self.run.max_lag
         return self.sync.every - 1
+
+    @property
+    def fresh(self) -> int:
+        """New groups in a batch; the others are replayed."""
+        if self.sampler.mode != "replay":
+            return self.prompts_per_step
+        return self.prompts_per_step - max(1, round(self.sampler.share * self.prompts_per_step))
 
     @property
     def plan(self) -> str:
@@ -184,6 +102,18 @@ class Config(Section):
         """What does not fit together between sections."""
         if found := self.objective.problems():
             return found
+        found += self.sync.problems()
+        if self.run.mode != "offline" and self.sampler.mode == "offline":
+            found.append(
+                f"run.mode = {self.run.mode!r} generates, and sampler.mode = 'offline' does not take it; set both"
+            )
+        if self.run.mode == "offline" and self.sampler.mode != "offline":
+            found.append(f"run.mode = 'offline' needs sampler.mode = 'offline', found {self.sampler.mode!r}")
+        if self.run.max_lag is not None and self.run.max_lag < self.sync.every - 1:
+            found.append(
+                f"run.max_lag = {self.run.max_lag}: with sync.every = {self.sync.every} nothing could be generated "
+                f"between two publishes; set at least {self.sync.every - 1}"
+            )
         preset, objective = PRESETS[self.objective.preset], self.objective.resolve()
         if self.sampling.truncated and Need.BEHAVIOR in objective.needs:
             found.append(

@@ -15,6 +15,8 @@ class Reduction(StrEnum):
     GROUP_MEAN = "mean over groups of the batch"
     SHARE = "count over count"
     MAX = "largest of the batch"
+    SUM = "sum over the batch"
+    STEP = "one value a step"
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,62 @@ _ALL = (
         "the same with the constant 1, valid because TV is half the L1 distance",
         "improvement is guaranteed up to sampling error",
         "no guarantee; usual for long answers",
+    ),
+    Metric(
+        "reference_kl",
+        "mean(π_ref/π - 1 - log π_ref/π)",
+        Reduction.TOKEN_MEAN,
+        "KL(π ‖ π_ref) per token, on the behavior policy's samples",
+        "the policy has left its reference: raise the KL coefficient, or refresh the reference",
+        "it stays close, or the coefficient holds it there",
+    ),
+    Metric(
+        "too_small_share",
+        "groups with fewer than two scored completions / groups",
+        Reduction.SHARE,
+        "groups with nothing to compare",
+        "scoring fails: look at the unscorable completions",
+        "feedback arrives",
+    ),
+    Metric(
+        "trained_tokens",
+        "completion tokens in the loss",
+        Reduction.SUM,
+        "what the step learned from",
+        "long answers, or many groups with contrast",
+        "few groups with contrast",
+    ),
+    Metric(
+        "updates",
+        "optimiser updates made on the batch",
+        Reduction.STEP,
+        "i, or fewer where the gate stopped every token before",
+        "the batch was used as configured",
+        "the gate ended the batch early: fewer updates per batch would do the same",
+    ),
+    Metric(
+        "loss",
+        "- aggregate[gate · weight · A · log π] + regularizers, of the last update",
+        Reduction.STEP,
+        "nothing by itself: only its gradient means something; two runs on the same data have the same",
+        "look at reward, gates and drift instead",
+        "look at reward, gates and drift instead",
+    ),
+    Metric(
+        "grad_norm",
+        "‖∇L‖₂ over all parameters, before clipping, of the last update",
+        Reduction.STEP,
+        "how strongly the batch pushes",
+        "above the clip it is scaled down; a jump is worth a look at the batch",
+        "little to learn from this batch",
+    ),
+    Metric(
+        "learning_rate",
+        "the schedule at this step",
+        Reduction.STEP,
+        "how far an update goes",
+        "drift grows faster",
+        "slow and safe",
     ),
 )
 

@@ -1,11 +1,12 @@
 """The probe tells an engine that serves what was published from one that does not."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.rollout.probe import FLOOR, ProbeFailed, Prober, judge
@@ -56,29 +57,54 @@ def test_a_probe_on_other_sequences_is_no_comparison() -> None:
         asyncio.run(prober.check(engine, scripted_probe(weights(0), 16, ((1, 2),))))
 
 
-coarse = st.floats(0.01, 0.1)
+@st.composite
+def coarse_runs(draw: st.DrawFn) -> tuple[Prober, list, list]:
+    """Engine and trainer with their own rounding at every version, and a trainer that moves a little at each."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rounding, move = draw(st.floats(0.001, 0.1)), draw(st.floats(0.0005, 0.3))
+    paths = -5 + 2 * rng.normal(size=96) + np.cumsum(move * rng.normal(size=(60, 96)), 0)
+    trainer = (paths + rounding * rng.normal(size=paths.shape)).astype(np.float32)
+    engine = (paths + rounding * rng.normal(size=paths.shape)).astype(np.float32)
+    gaps = engine[0] - trainer[0]
+    start = Prober(float(np.sqrt(np.mean(gaps**2))), 3 * float(np.abs(gaps).mean()), trainer[0], engine[0])
+    return start, list(trainer[1:]), list(engine[1:])
 
 
-@given(st.integers(0, 2**32 - 1), coarse, st.floats(0.001, 0.1))
-def test_with_a_coarse_engine_a_stale_version_is_seen_and_a_loaded_one_is_not_accused(
-    seed: int, gap: float, move: float
+def judged(prober: Prober, trainer: list, engine: list) -> list[bool]:
+    verdicts = []
+    for published, measured in zip(trainer, engine, strict=True):
+        verdict = judge(prober, published, measured)
+        verdicts.append(verdict.passed)
+        if verdict.passed and verdict.followed is not None:
+            prober = replace(prober, published=published, measured=measured)
+    return verdicts
+
+
+@given(coarse_runs())
+@settings(max_examples=300)
+def test_a_coarse_engine_that_loads_every_version_is_never_accused(run: tuple[Prober, list, list]) -> None:
+    assert all(judged(*run))
+
+
+@given(coarse_runs(), st.integers(0, 20))
+@settings(max_examples=300)
+def test_a_coarse_engine_that_stops_loading_is_noticed_once_the_move_stands_out(
+    run: tuple[Prober, list, list], stops: int
 ) -> None:
-    """An engine of 16 bits has a steady rounding of its own, of which a small part is drawn anew by every load."""
-    rng = np.random.default_rng(seed)
-    trainer = rng.normal(-5, 2, 96)
-    rounding = rng.normal(0, gap, 96)
-    before = Prober(3 * float(np.abs(rounding).mean()), trainer.astype(np.float32), (trainer + rounding).astype("f"))
-    published = trainer + rng.normal(0, move, 96)
-    loaded = published + rounding + rng.normal(0, gap / 10, 96)
-    assert judge(before, published.astype(np.float32), loaded.astype(np.float32)).passed
-    assert not judge(before, published.astype(np.float32), before.measured).passed
+    start, trainer, engine = run
+    stale = [*engine[:stops], *[engine[stops]] * (len(engine) - stops)]
+    moved = [float(np.sqrt(np.mean((now - trainer[stops]) ** 2))) for now in trainer]
+    verdicts = judged(start, trainer, stale)
+    assert all(verdicts[: stops + 1])
+    if max(moved) > 8 * start.rounding:
+        assert not all(verdicts)
 
 
 def test_a_stale_half_is_seen_within_a_tolerance_that_hides_it() -> None:
     rng = np.random.default_rng(0)
-    trainer, rounding = rng.normal(-5, 2, 96), rng.normal(0, 0.05, 96)
+    trainer, rounding = rng.normal(-5, 2, 96), rng.normal(0, 0.005, 96)
     body, head = rng.normal(0, 0.02, 96), rng.normal(0, 0.02, 96)
-    before = Prober(0.15, trainer.astype(np.float32), (trainer + rounding).astype(np.float32))
+    before = Prober(0.005, 0.15, trainer.astype(np.float32), (trainer + rounding).astype(np.float32))
     verdict = judge(before, (trainer + body + head).astype("f"), (trainer + rounding + body).astype("f"))
     assert verdict.near and not verdict.moved
     assert "of the trainer's move" in str(verdict)

@@ -69,8 +69,7 @@ class House:
     pace: Pace = QUICK
 
     def __post_init__(self) -> None:
-        prompts = (Prompt(f"p{i}", [i % VOCABULARY], "t") for i in itertools.count())
-        self.desk = LeaseDesk(prompts, name="r", seed=0, seconds=60)
+        self.desk = LeaseDesk(lambda i: Prompt(f"p{i}", [i % VOCABULARY], "t"), name="r", seed=0, seconds=60)
         decode = lambda ids: "".join(chr(97 + token) for token in ids if token != 1)  # noqa: E731
         maker = GroupMaker(4, Sampling(8, (1,)), decode, Graders())
         self.worker = Worker("w", self.engine, self.policies, LocalPrompts(self.desk), maker, self.log, self.pace)
@@ -132,7 +131,7 @@ def test_stopping_gives_prompts_back_and_the_books_balance(log: ExperienceLog) -
     house = House(log, itertools.repeat(healthy(takes=slow(30))))
     asyncio.run(house.works_until(lambda: len(house.desk.out) == 4))
     assert not house.desk.out
-    assert {lease.group_id for lease in house.desk.take(4, 0.0, "next")} == {"r-0", "r-1", "r-2", "r-3"}
+    assert {lease.group_id for lease in house.desk.take(4, 0.0, "next", 0)} == {"r-0", "r-1", "r-2", "r-3"}
     ledger = log.ledger()
     ledger.check()
     assert ledger.counts == {Fate.LOST: 4}

@@ -25,19 +25,9 @@ SHOWN = 64
 
 def existing(uri: str) -> bool:
     """Whether there is a log at this place. To look must not create one."""
-    import lance
+    from offbeat.experience.table import exists
 
-    from offbeat.experience.table import LANCE_ERRORS, local_path
-
-    groups = f"{uri.rstrip('/')}/groups.lance"
-    path = local_path(groups)
-    if path is not None:
-        return path.exists()
-    try:
-        lance.dataset(groups)
-    except LANCE_ERRORS:
-        return False
-    return True
+    return exists(f"{uri.rstrip('/')}/groups.lance")
 
 
 @contextmanager

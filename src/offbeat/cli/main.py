@@ -6,13 +6,16 @@ import typer
 
 from offbeat.cli.eval_ import eval_
 from offbeat.cli.explain import explain
+from offbeat.cli.export import export
 from offbeat.cli.import_ import import_
 from offbeat.cli.log import log
 from offbeat.cli.objectives import objectives
 from offbeat.cli.score import score
+from offbeat.cli.train import resume, train
+from offbeat.cli.worker import worker
 
 EXTRAS = dict.fromkeys(["datasets", "lance", "pyarrow", "safetensors", "torch", "transformers"], "train")
-EXTRAS |= dict.fromkeys(["math_verify", "reasoning_gym", "sympy"], "math")
+EXTRAS |= dict.fromkeys(["math_verify", "reasoning_gym", "sympy"], "math") | {"vllm": "vllm"}
 """Which extra brings a module that a light install lacks."""
 
 app = typer.Typer(
@@ -26,6 +29,10 @@ app.command()(explain)
 app.command("import")(import_)
 app.command("eval")(eval_)
 app.command()(score)
+app.command()(train)
+app.command()(resume)
+app.command()(export)
+app.command()(worker)
 app.add_typer(log, name="log")
 
 

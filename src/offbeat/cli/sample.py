@@ -1,15 +1,17 @@
 """A small sampling loop for `offbeat eval`: transformers generates, the pool scores what is done meanwhile."""
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import torch
 import typer
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from offbeat.rollout.engine import Request, Sampling
+from offbeat.rollout.hf import HfEngine
 from offbeat.seeds import derive
 from offbeat.tasks.data import tokens
 from offbeat.tasks.evaluation import Attempts
@@ -25,37 +27,24 @@ _SCORING_SECONDS = 600.0
 class Sampled:
     """A model that answers, with every sampling parameter explicit."""
 
-    model: PreTrainedModel
+    engine: HfEngine
     tokenizer: PreTrainedTokenizerBase
-    temperature: float
-    max_tokens: int
+    sampling: Sampling
 
     def answers(self, example: Example, samples: int, seed: int) -> list[str]:
         """Completions of one prompt."""
-        prompt = torch.tensor([tokens(example.prompt, self.tokenizer)], device=self.model.device)
-        ends = self.model.generation_config.eos_token_id
-        ends = self.tokenizer.eos_token_id if ends is None else ends
-        greedy = self.temperature == 0
-        settings = GenerationConfig(
-            do_sample=not greedy,
-            temperature=None if greedy else self.temperature,
-            top_p=None if greedy else 1.0,
-            top_k=None if greedy else 0,
-            repetition_penalty=1.0,
-            num_return_sequences=1 if greedy else samples,
-            max_new_tokens=self.max_tokens,
-            eos_token_id=ends,
-            pad_token_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else _first(ends),
-        )
-        torch.manual_seed(seed)
-        with torch.inference_mode():
-            written = self.model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)
-        texts = self.tokenizer.batch_decode(written[:, prompt.shape[1] :], skip_special_tokens=True)
-        return [str(text) for text in texts] * (samples if greedy else 1)
+        request = Request(example.id, tokens(example.prompt, self.tokenizer), samples, self.sampling, seed)
+        [written] = asyncio.run(self.engine.generate([request]))
+        texts = self.tokenizer.batch_decode([one.token_ids for one in written], skip_special_tokens=True)
+        return [str(text) for text in texts]
 
 
-def _first(ends: int | list[int] | None) -> int:
-    return ends[0] if isinstance(ends, list) else ends or 0
+def _sampling(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float, limit: int) -> Sampling:
+    """Temperature 0 is greedy: always the likeliest token."""
+    ends = model.generation_config.eos_token_id
+    ends = tokenizer.eos_token_id if ends is None else ends
+    stops = tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
+    return Sampling(limit, stops, temperature or 1.0, top_k=0 if temperature else 1)
 
 
 def load_model(name: str, *, temperature: float, max_tokens: int) -> Sampled:
@@ -70,7 +59,7 @@ def load_model(name: str, *, temperature: float, max_tokens: int) -> Sampled:
         model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{name} is no experience log, nor a model that can be loaded: {error}") from error
-    return Sampled(model.eval(), tokenizer, temperature, max_tokens)
+    return Sampled(HfEngine(model), tokenizer, _sampling(model, tokenizer, temperature, max_tokens))
 
 
 def attempts(

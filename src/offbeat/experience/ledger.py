@@ -27,6 +27,8 @@ class Happening(StrEnum):
     TOO_SMALL = "too-small"
     """Fewer than two of its completions were scored."""
     SUPERSEDED = "superseded"
+    QUARANTINED = "quarantined"
+    """The trainer refused it, for the cause given; what the door refuses never becomes a group of the log."""
     REWOUND = "rewound"
     """The consumer `by` is back at `step`. Names no group."""
 
@@ -54,7 +56,8 @@ DROPS: Final = (
     Fate.LOST,
 )
 _ENDINGS: Final = {
-    Happening(fate.value): fate for fate in (Fate.EXPIRED, Fate.ZERO_VARIANCE, Fate.TOO_SMALL, Fate.SUPERSEDED)
+    Happening(fate.value): fate
+    for fate in (Fate.EXPIRED, Fate.ZERO_VARIANCE, Fate.TOO_SMALL, Fate.SUPERSEDED, Fate.QUARANTINED)
 }
 
 

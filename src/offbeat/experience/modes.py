@@ -89,7 +89,9 @@ class Mode(Protocol):
 
 @dataclass(frozen=True)
 class Fresh:
-    """Each group once, oldest first.
+    """Each group once, those of the oldest version first: what would expire soonest is not passed by.
+
+    Groups that no version of ours wrote fill up what is left of a batch; `Replay` gives them a share of their own.
 
     >>> Fresh().reuse_budget
     1
@@ -99,13 +101,13 @@ class Fresh:
     cooldown: int = field(default=0, init=False)
 
     def choose(self, view: View, walk: Walk) -> Choice:
-        """The first groups of the log that were never drawn."""
+        """Groups that were never drawn."""
         return Choice(_oldest(view, view.able & (view.uses == 0), view.batch), np.zeros(0, np.int64), walk)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A share of each batch from the past, by priority; the rest fresh, each once, oldest first.
+    """A share of each batch from the past, by priority; the rest fresh, each once, of the oldest version first.
 
     The past is every group drawn before and every group without a version of ours: what was imported does not queue
     before the rollouts. While the past offers too few, fresh groups take their place.
@@ -210,7 +212,11 @@ def _check_cooldown(cooldown: int) -> None:
 
 
 def _oldest(view: View, mask: NDArray[np.bool_], count: int) -> Ordinals:
-    return view.start + np.flatnonzero(mask)[:count]
+    """By version, and by their order in the log within one; what no version of ours wrote never expires: it is last."""
+    found = np.flatnonzero(mask)
+    versions = view.oldest_version[found].astype(np.int64)
+    versions[versions == NO_VERSION] = np.iinfo(np.int64).max
+    return view.start + found[np.argsort(versions, kind="stable")[:count]]
 
 
 def _first_occurrence(queue: Ordinals) -> NDArray[np.bool_]:

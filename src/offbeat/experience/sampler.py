@@ -118,8 +118,11 @@ class Sampler:
         self._index.feed(rows)
         self._history.grow(len(self._index))
 
-    def draw(self, k: int) -> Draw | Waiting:
-        """The batch for the step that starts from π_k, or how much is missing. Each k gets one batch, in order."""
+    def draw(self, k: int, *, at_least: int | None = None) -> Draw | Waiting:
+        """The batch for the step that starts from π_k, or how much is missing. Each k gets one batch, in order.
+
+        With `at_least`, a batch that has so many groups will do, where there are not enough for a full one.
+        """
         if k <= self._k:
             raise ValueError(
                 f"asked for a batch at k = {k}, but the batch of k = {self._k} is already drawn; "
@@ -129,7 +132,7 @@ class Sampler:
         view = self._view(k)
         choice = self._mode.choose(view, self._walk)
         chosen = np.concatenate([choice.fresh, choice.past])
-        if len(chosen) < self._limits.batch:
+        if len(chosen) < (self._limits.batch if at_least is None else at_least):
             cooling = view.able & ~view.cooled(self._mode.cooldown)
             return Waiting(k, self._limits.batch - len(chosen), int(cooling.sum()), dropped)
         self._history.mark(chosen, k, self._mode.reuse_budget)
@@ -142,6 +145,17 @@ class Sampler:
             lags=tuple(None if version == NO_VERSION else k - version for version in versions),
             dropped=dropped,
         )
+
+    def again(self) -> None:
+        """The batch drawn last was not trained on: its k may be drawn for once more. Its groups count as drawn."""
+        self._k -= 1
+
+    def waiting_versions(self, k: int) -> NDArray[np.int32]:
+        """Versions of our own groups that could be drawn at k and never were, the oldest first."""
+        view = self._view(k)
+        hopeless = np.logical_or.reduce(list(self._hopeless(k, view.start).values()))
+        mine = view.able & (view.uses == 0) & (view.oldest_version != NO_VERSION) & ~hopeless
+        return np.sort(view.oldest_version[mine])
 
     def state(self) -> dict[str, Json]:
         """All there is to remember, as JSON for the checkpoint; it grows with the groups still in play."""
@@ -220,7 +234,8 @@ class Sampler:
             batch=self._limits.batch,
             seed=self._seed,
             start=start,
-            able=(uses != CLOSED) & rows.ripe[start:] & self._mine(start),
+            # A run that was resumed finds groups of versions it has yet to reach (again): they are for later.
+            able=(uses != CLOSED) & rows.ripe[start:] & self._mine(start) & (rows.oldest_version[start:] <= k),
             uses=uses,
             last=self._history.last[start:],
             oldest_version=rows.oldest_version[start:],

@@ -62,6 +62,22 @@ def local_path(uri: str) -> Path | None:
     return Path(uri) if not parts.scheme else None
 
 
+def exists(uri: str) -> bool:
+    """Whether there is a table. To look must not create one.
+
+    >>> exists("/nowhere/groups.lance")
+    False
+    """
+    path = local_path(uri)
+    if path is not None:
+        return path.exists()
+    try:
+        lance.dataset(uri)
+    except LANCE_ERRORS:
+        return False
+    return True
+
+
 def force_to_disk(paths: Iterable[Path]) -> None:
     """Fsync files and directories: they survive a power cut once this returns.
 

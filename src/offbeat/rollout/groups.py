@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from offbeat.rollout.engine import Engine, Request, Sampling
+from offbeat.rollout.episodes import Episodes
 from offbeat.rollout.leases import Lease
 from offbeat.tasks.rewards import Columns
 from offbeat.tasks.scoring import Outcome
@@ -30,10 +31,17 @@ class GroupMaker:
     decode: Callable[[Sequence[int]], str]
     """A completion's text, as its scorer sees it."""
     scorer: Scorer
+    episodes: Episodes | None = None
+    """For a task of several turns."""
 
     async def make(self, engine: Engine, leases: Sequence[Lease]) -> list[Group]:
         """A whole group for every lease: a completion without a score is `Unscorable`, never left out."""
-        answered = await engine.generate([self._request(lease) for lease in leases])
+        requests = [self._request(lease) for lease in leases]
+        if self.episodes is None:
+            answered = await engine.generate(requests)
+        else:
+            played = (self.episodes.play(engine, lease.prompt, r) for lease, r in zip(leases, requests, strict=True))
+            answered = await asyncio.gather(*played)
         pairs = zip(leases, answered, strict=True)
         return await asyncio.gather(*(self._scored(lease, completions) for lease, completions in pairs))
 

@@ -28,7 +28,7 @@ class HfEngine:
     """An `Engine` over a transformers model, which it owns. A load waits until what is being generated is finished."""
 
     def __init__(self, model: PreTrainedModel, *, version: int = 0) -> None:
-        self._model = model.eval().requires_grad_(False)
+        self._model = model.eval()
         self._version: int | None = version
         self._turn = asyncio.Lock()
         self._dead = ""
@@ -61,7 +61,7 @@ class HfEngine:
         """See `Engine`."""
         async with self._turn:
             self._serving()
-            return await asyncio.to_thread(self._score, sequences)
+            return await asyncio.to_thread(score_sequences, self._model, sequences)
 
     async def load(self, version: int, weights: Weights) -> None:
         """See `Engine`."""
@@ -101,23 +101,6 @@ class HfEngine:
                 raise ValueError(f"{name} is {list(own[name].shape)} and was given as {list(tensor.shape)}")
         for name, tensor in weights.items():
             own[name].copy_(tensor)
-
-    @torch.inference_mode()
-    def _score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        lengths = torch.tensor([len(one) for one in sequences])
-        ids_NT = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
-        for row, one in enumerate(sequences):
-            ids_NT[row, : len(one)] = torch.tensor(one)
-        present_NT = torch.arange(ids_NT.shape[1]) < lengths[:, None]
-        device = self._model.device
-        hidden_NTH = self._model.base_model(
-            input_ids=ids_NT.to(device), attention_mask=present_NT.long().to(device), use_cache=False
-        ).last_hidden_state
-        head = self._model.get_output_embeddings()
-        logprobs_NT = token_stats(
-            hidden_NTH[:, :-1], head.weight, ids_NT[:, 1:].to(device), bias=head.bias
-        ).logprobs.cpu()
-        return [one[: length - 1].numpy() for one, length in zip(logprobs_NT, lengths.tolist(), strict=True)]
 
     @torch.inference_mode()
     def _generate(
@@ -220,3 +203,18 @@ class _Row:
             versions=(VersionSpan(version, 0, len(self.tokens)),),
             finish=Finish.STOP if self.ended else Finish.LENGTH,
         )
+
+
+@torch.inference_mode()
+def score_sequences(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+    """For each sequence of n tokens the n − 1 log-probs of its tokens after the first, at temperature 1."""
+    lengths = torch.tensor([len(one) for one in sequences])
+    ids_NT = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
+    for row, one in enumerate(sequences):
+        ids_NT[row, : len(one)] = torch.tensor(one)
+    present_NT = torch.arange(ids_NT.shape[1]) < lengths[:, None]
+    ids_NT, mask_NT = ids_NT.to(model.device), present_NT.long().to(model.device)
+    hidden_NTH = model.base_model(input_ids=ids_NT, attention_mask=mask_NT, use_cache=False).last_hidden_state
+    head = model.get_output_embeddings()
+    logprobs_NT = token_stats(hidden_NTH[:, :-1], head.weight, ids_NT[:, 1:], bias=head.bias).logprobs.cpu()
+    return [one[: length - 1].numpy() for one, length in zip(logprobs_NT, lengths.tolist(), strict=True)]

@@ -1,6 +1,6 @@
 """Prompts on loan: every one ends up as one group, whoever dies on the way.
 
-    leases = desk.take(8, now, by="worker 3")        # 8 prompts, to be answered before their deadline
+    leases = desk.take(8, now, "worker 3", version)  # 8 prompts, to be answered before their deadline
     desk.finish(["g-41"])                            # its group is in the experience log
     desk.give_back(["g-42"])                         # stopped: somebody else takes it next
 
@@ -8,15 +8,14 @@ A prompt whose deadline passes goes back to the head of the line. It keeps its g
 was only slow and appends after all does no harm: in the experience log the first group of an id counts.
 """
 
-import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 from offbeat.seeds import derive
-from offbeat.types import Prompt
+from offbeat.types import Json, Prompt
 
 
 @dataclass(frozen=True)
@@ -29,13 +28,18 @@ class Lease:
     """The stream the group is sampled from: of its place in the order, not of who generates it."""
     deadline: float = 0.0
     by: str = ""
+    version: int | None = None
+    """What the worker served when it took it: no token of the group is of an earlier version."""
 
 
 class Prompts(Protocol):
     """Where a worker gets prompts: a desk in its own process, or one behind an actor."""
 
+    async def serving(self, by: str, version: int | None) -> None:
+        """What a worker serves from now on; None while it is not proven."""
+
     async def take(self, count: int, by: str) -> list[Lease]:
-        """Up to `count`; fewer or none where none are to be had now."""
+        """Up to `count`; may wait, and may still have none."""
 
     async def finish(self, group_ids: Sequence[str]) -> None:
         """These are in the log."""
@@ -47,55 +51,57 @@ class Prompts(Protocol):
 class LeaseDesk:
     """Who has which prompt. Knows no clock: whoever calls says what time it is.
 
-    >>> prompts = (Prompt(f"p{i}", [i], "arithmetic") for i in itertools.count())
-    >>> desk = LeaseDesk(prompts, name="run1", seed=0, seconds=60)
-    >>> [lease.group_id for lease in desk.take(2, now=0.0, by="worker 0")]
+    >>> desk = LeaseDesk(lambda place: Prompt(f"p{place}", [place], "arithmetic"), name="run1", seed=0, seconds=60)
+    >>> [lease.group_id for lease in desk.take(2, now=0.0, by="worker 0", version=0)]
     ['run1-0', 'run1-1']
     >>> desk.finish(["run1-1"])
-    >>> [lease.group_id for lease in desk.take(2, now=61.0, by="worker 1")]   # worker 0 was not heard of
+    1
+    >>> [lease.group_id for lease in desk.take(2, now=61.0, by="worker 1", version=0)]   # worker 0 was not heard of
     ['run1-0', 'run1-2']
     """
 
-    def __init__(self, prompts: Iterator[Prompt], *, name: str, seed: int, seconds: float, start: int = 0) -> None:
-        """A desk.
+    def __init__(self, prompt_at: Callable[[int], Prompt], *, name: str, seed: int, seconds: float) -> None:
+        """A desk at the beginning of the prompts' order.
 
         Args:
-            prompts: In their order, from place `start` on, without end.
+            prompt_at: The prompt at a place of the order, which has no end.
             name: Begins every group id.
             seed: Of the run; every place has its own stream under it.
             seconds: How long a prompt may be on loan.
-            start: The place of the first prompt.
         """
-        self._fresh = ((place, prompt) for place, prompt in zip(itertools.count(start), prompts, strict=False))
-        self._name, self._seed, self._seconds = name, seed, seconds
-        self._returned: deque[Lease] = deque()
-        self._out: dict[str, Lease] = {}
+        self._prompt_at, self._name, self._seed, self._seconds = prompt_at, name, seed, seconds
+        self._next = 0
+        self._returned: deque[int] = deque()
+        self._out: dict[int, Lease] = {}
 
-    def take(self, count: int, now: float, by: str) -> list[Lease]:
+    def take(self, count: int, now: float, by: str, version: int | None) -> list[Lease]:
         """The next prompts, those that came back first."""
         self.expire(now)
-        taken = []
-        for _ in range(count):
-            lease = self._returned.popleft() if self._returned else self._next()
-            lease = replace(lease, deadline=now + self._seconds, by=by)
-            self._out[lease.group_id] = lease
-            taken.append(lease)
-        return taken
+        return [self._lend(now + self._seconds, by, version) for _ in range(count)]
 
-    def _next(self) -> Lease:
-        place, prompt = next(self._fresh)
-        return Lease(f"{self._name}-{place}", prompt, derive(self._seed, "rollout", place))
+    def _lend(self, deadline: float, by: str, version: int | None) -> Lease:
+        if self._returned:
+            place = self._returned.popleft()
+        else:
+            place, self._next = self._next, self._next + 1
+        seed = derive(self._seed, "rollout", place)
+        self._out[place] = Lease(f"{self._name}-{place}", self._prompt_at(place), seed, deadline, by, version)
+        return self._out[place]
 
-    def finish(self, group_ids: Iterable[str]) -> None:
-        """Their groups are in the log, from whomever; a prompt that had come back need not be asked again."""
-        done = set(group_ids)
-        for group_id in done:
-            self._out.pop(group_id, None)
-        self._returned = deque(lease for lease in self._returned if lease.group_id not in done)
+    def finish(self, group_ids: Iterable[str]) -> int:
+        """Their groups are in the log, from whomever; returns how many of them were still to be answered."""
+        done = self._places(group_ids)
+        open_ = done & (self._out.keys() | set(self._returned))
+        for place in done:
+            self._out.pop(place, None)
+        self._returned = deque(place for place in self._returned if place not in done)
+        return len(open_)
 
     def give_back(self, group_ids: Iterable[str]) -> None:
         """Put at the head of the line, in their order; ids that are not out are passed over."""
-        back = [self._out.pop(group_id) for group_id in group_ids if group_id in self._out]
+        back = sorted(self._places(group_ids) & self._out.keys())
+        for place in back:
+            del self._out[place]
         self._returned.extendleft(reversed(back))
 
     def expire(self, now: float) -> list[Lease]:
@@ -103,6 +109,19 @@ class LeaseDesk:
         late = [lease for lease in self._out.values() if lease.deadline < now]
         self.give_back(lease.group_id for lease in late)
         return late
+
+    def _places(self, group_ids: Iterable[str]) -> set[int]:
+        prefix = f"{self._name}-"
+        return {int(name.removeprefix(prefix)) for name in group_ids if name.startswith(prefix)}
+
+    def state(self) -> dict[str, Json]:
+        """For a checkpoint: what is on loan now will have to be asked again."""
+        return {"next": self._next, "unanswered": [*sorted({*self._out, *self._returned})]}
+
+    def restore(self, state: dict[str, Json]) -> None:
+        """Go back to `state`, with nothing on loan."""
+        self._next, self._out = cast(int, state["next"]), {}
+        self._returned = deque(cast(list[int], state["unanswered"]))
 
     @property
     def out(self) -> list[Lease]:
@@ -115,10 +134,15 @@ class LocalPrompts:
 
     def __init__(self, desk: LeaseDesk, clock: Callable[[], float] = time.monotonic) -> None:
         self.desk, self._clock = desk, clock
+        self._serving: dict[str, int | None] = {}
+
+    async def serving(self, by: str, version: int | None) -> None:
+        """See `Prompts`."""
+        self._serving[by] = version
 
     async def take(self, count: int, by: str) -> list[Lease]:
         """See `Prompts`."""
-        return self.desk.take(count, self._clock(), by)
+        return self.desk.take(count, self._clock(), by, self._serving.get(by))
 
     async def finish(self, group_ids: Sequence[str]) -> None:
         """See `Prompts`."""
@@ -127,3 +151,34 @@ class LocalPrompts:
     async def give_back(self, group_ids: Sequence[str]) -> None:
         """See `Prompts`."""
         self.desk.give_back(group_ids)
+
+
+class PerVersion:
+    """At most so many prompts under one version: how a worker alone paces itself by the weight log.
+
+    A trainer that stands still publishes nothing, and its workers stop before they write what would be too stale.
+    """
+
+    def __init__(self, prompts: Prompts, limit: int) -> None:
+        self._prompts, self._limit = prompts, limit
+        self._taken = 0
+
+    async def serving(self, by: str, version: int | None) -> None:
+        """See `Prompts`."""
+        self._taken = 0
+        await self._prompts.serving(by, version)
+
+    async def take(self, count: int, by: str) -> list[Lease]:
+        """See `Prompts`."""
+        leases = await self._prompts.take(min(count, self._limit - self._taken), by)
+        self._taken += len(leases)
+        return leases
+
+    async def finish(self, group_ids: Sequence[str]) -> None:
+        """See `Prompts`."""
+        await self._prompts.finish(group_ids)
+
+    async def give_back(self, group_ids: Sequence[str]) -> None:
+        """See `Prompts`."""
+        self._taken -= len(group_ids)
+        await self._prompts.give_back(group_ids)

@@ -4,8 +4,9 @@
     verdict = await prober.check(engine, subscription.probe(12))
 
 Two questions. Is the gap to the trainer no wider than a few times what it was at version 0? And did the engine's
-log-probs move as the trainer's moved since the last check? The second sees what the first cannot when engines compute
-in 16 bits: a gap that hides a stale head still gives away that nothing, or only half, has moved.
+log-probs move as the trainer's moved? The second needs a move that stands out from rounding. In float32 every step
+does, and shows an engine that is stale long before the gap would. In 16 bits one step may not: then the move adds up
+over versions until it can be judged.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ LARGEST: Final = 0.25
 """A mean gap beyond this at version 0 is another model, not another rounding."""
 
 
+STANDS_OUT: Final = 3.0
+"""How many times as large as rounding a move must be to be judged."""
+
+
 class ProbeFailed(RuntimeError):
     """An engine serves something else than it was told to, after a reload from an anchor as well."""
 
@@ -33,20 +38,20 @@ class ProbeFailed(RuntimeError):
 class Verdict:
     """What a check found.
 
-    >>> Verdict(gap=3e-6, tolerance=1e-4, followed=0.999, doubt=0.001).passed
+    >>> Verdict(gap=3e-6, tolerance=1e-4, followed=0.999).passed
     True
-    >>> print(Verdict(gap=0.04, tolerance=0.12, followed=0.0, doubt=0.0))
-    followed 0.00 ± 0.00 of the trainer's move, where 1 was due
+    >>> print(Verdict(gap=0.04, tolerance=0.12, followed=0.0, doubt=0.1))
+    followed 0.00 of the trainer's move, where 1 was due and 0.70 would do
     """
 
     gap: float
     """Mean absolute difference of log-probs to the trainer's, at the same version: the engine gap."""
     tolerance: float
     followed: float | None = None
-    """How much of the trainer's move since the last check the engine made: 1 is all of it, 0 is none. None before
-    there are two checks, or where the trainer did not move."""
+    """How much of the trainer's move since the last judgement the engine made: 1 is all of it, 0 is none. None while
+    the move does not stand out from rounding."""
     doubt: float = 0.0
-    """Standard error of `followed`: large where rounding hides the move."""
+    """How much of `followed` rounding may have hidden."""
 
     @property
     def near(self) -> bool:
@@ -56,7 +61,7 @@ class Verdict:
     @property
     def moved(self) -> bool:
         """Whether nothing speaks against the engine having followed."""
-        return self.followed is None or abs(self.followed - 1) - 4 * self.doubt <= 0.2
+        return self.followed is None or abs(self.followed - 1) <= 0.2 + self.doubt
 
     @property
     def passed(self) -> bool:
@@ -67,7 +72,8 @@ class Verdict:
         if not self.near:
             return f"mean |Δlogp| to the trainer is {self.gap:.2g}, and {self.tolerance:.2g} is tolerated"
         if not self.moved:
-            return f"followed {self.followed:.2f} ± {self.doubt:.2f} of the trainer's move, where 1 was due"
+            enough = 0.8 - self.doubt
+            return f"followed {self.followed:.2f} of the trainer's move, where 1 was due and {enough:.2f} would do"
         return f"passed: mean |Δlogp| {self.gap:.2g} of {self.tolerance:.2g} tolerated"
 
 
@@ -75,9 +81,11 @@ class Verdict:
 class Prober:
     """One engine's checks."""
 
+    rounding: float
+    """Root mean square of the gap at version 0: what engine and trainer differ by when nothing is wrong."""
     tolerance: float
     published: NDArray[np.float32]
-    """The trainer's log-probs at the last check that passed, and …"""
+    """The trainer's log-probs when a move was judged last, and …"""
     measured: NDArray[np.float32]
     """… the engine's."""
 
@@ -85,19 +93,20 @@ class Prober:
     async def calibrated(cls, engine: Engine, probe: Probe) -> "Prober":
         """With the tolerance that this engine needs; it must be serving the probe's version, usually 0."""
         measured = await _measure(engine, probe)
-        gap = float(np.abs(measured - probe.values).mean())
+        gaps = (measured - probe.values).astype(np.float64)
+        gap = float(np.abs(gaps).mean())
         if not gap <= LARGEST:
             raise ProbeFailed(
                 f"before any load the engine differs from the published version by {gap:.2g} a token: its model "
                 "directory is not what this run started from, or the engine computes it wrongly"
             )
-        return cls(max(FLOOR, SLACK * gap), probe.values, measured)
+        return cls(float(np.sqrt(np.mean(gaps**2))), max(FLOOR, SLACK * gap), probe.values, measured)
 
     async def check(self, engine: Engine, probe: Probe) -> Verdict:
         """Whether the engine serves the version that the probe belongs to."""
         measured = await _measure(engine, probe)
         verdict = judge(self, probe.values, measured)
-        if verdict.passed:
+        if verdict.passed and verdict.followed is not None:
             self.published, self.measured = probe.values, measured
         return verdict
 
@@ -105,9 +114,9 @@ class Prober:
 def judge(before: Prober, published: NDArray[np.float32], measured: NDArray[np.float32]) -> Verdict:
     """The two questions, on plain numbers.
 
-    >>> start = Prober(0.12, np.array([-1.0, -2.0], np.float32), np.array([-1.04, -1.97], np.float32))
+    >>> start = Prober(0.001, 0.12, np.array([-1.0, -2.0], np.float32), np.array([-1.001, -1.999], np.float32))
     >>> new = np.array([-1.01, -1.98], np.float32)
-    >>> judge(start, new, np.array([-1.05, -1.95], np.float32)).passed
+    >>> judge(start, new, np.array([-1.011, -1.98], np.float32)).passed
     True
     >>> judge(start, new, start.measured).followed   # nothing moved: a stale engine, well within its tolerance
     0.0
@@ -117,12 +126,12 @@ def judge(before: Prober, published: NDArray[np.float32], measured: NDArray[np.f
     gap = float(np.abs(measured - published).mean())
     due = published.astype(np.float64) - before.published
     done = measured.astype(np.float64) - before.measured
-    length = float(due @ due)
-    if length == 0:
+    length = float(np.mean(due**2))
+    if length <= (STANDS_OUT * before.rounding) ** 2:
         return Verdict(gap, before.tolerance)
-    followed = float(done @ due) / length
-    rest = done - followed * due
-    return Verdict(gap, before.tolerance, followed, float(np.sqrt(np.mean(rest**2) / length)))
+    # Rounding of the trainer's own, at both ends of its move, makes the move look longer than it is.
+    doubt = 2 * before.rounding**2 / length
+    return Verdict(gap, before.tolerance, float(np.mean(done * due)) / length, doubt)
 
 
 async def _measure(engine: Engine, probe: Probe) -> NDArray[np.float32]:

@@ -11,6 +11,7 @@ a lane, its prompts go back. The same class runs in one process, in a Ray actor,
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -132,12 +133,17 @@ class Worker:
         self._prober: Prober | None = None
         self._proven = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._nudged = asyncio.Event()
         self._taints = 0
 
     @property
     def version(self) -> int | None:
         """The version it serves, if it is proven."""
         return self._engine.version if self._engine and self.status is Status.READY else None
+
+    def nudge(self) -> None:
+        """There is a newer version: do not wait for the next look."""
+        self._nudged.set()
 
     def stop(self) -> None:
         """Give back what is on loan and end `run`."""
@@ -207,6 +213,7 @@ class Worker:
         self.tally.loads += 1
         self.status = Status.READY
         self._proven.set()
+        await self._prompts.serving(self.name, version)
 
     async def rollout(self, leases: Sequence[Lease]) -> list[Group]:
         """Groups for these prompts, in the log. Whatever goes wrong, the prompts are given back first."""
@@ -261,7 +268,9 @@ class Worker:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._pace.poll_seconds)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._nudged.wait(), self._pace.poll_seconds)
+            self._nudged.clear()
             engine, _ = self._serving()
             await engine.health()
             newest = await asyncio.to_thread(self._policies.newest)
@@ -275,9 +284,10 @@ class Worker:
         try:
             pending = {stopping, *tasks}
             while stopping in pending and len(pending) > 1:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    if task.done():
+                        task.result()
         finally:
             for task in (stopping, *tasks):
                 task.cancel()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal, Protocol, cast, overload
 
 from offbeat.nearest import nearest
-from offbeat.tasks.task import Example, Messages, TaskError
-from offbeat.types import Json
+from offbeat.tasks.task import Example, Messages, Task, TaskError
+from offbeat.types import Json, Prompt
 
 Row = Mapping[str, object]
 
@@ -207,6 +207,17 @@ def tokens(prompt: str | Messages, tokenizer: Tokenizer) -> list[int]:
         return tokenizer.encode(prompt)
     chat = [dict(message) for message in prompt]
     return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
+
+
+def prompt_at(task: Task, tokenizer: Tokenizer, seed: int) -> Callable[[int], Prompt]:
+    """A task's prompts as tokens, by their place in the endless order of a run's seed."""
+    order = task.order(seed)
+
+    def at(place: int) -> Prompt:
+        example = task.examples[order.index(place)]
+        return task.prompt(example, tokens(example.prompt, tokenizer))
+
+    return at
 
 
 def fit(examples: Sequence[Example], limit: Limit) -> Loaded:

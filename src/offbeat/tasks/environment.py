@@ -34,7 +34,8 @@ class Turn:
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
-    version: int
+    version: int | Sequence[int]
+    """Of all its tokens, or of each: weights may change while a turn is written."""
     finish: Finish = Finish.STOP
 
 
@@ -59,22 +60,28 @@ class Episode:
 
     def policy(self, turn: Turn) -> None:
         """Add what the policy wrote."""
-        self._add(turn.token_ids, turn.logprobs, turn.version, written=True)
+        versions = [turn.version] * len(turn.token_ids) if isinstance(turn.version, int) else turn.version
+        self._add(turn.token_ids, turn.logprobs, versions, written=True)
         self.finish = turn.finish
 
     def environment(self, token_ids: Sequence[int]) -> None:
         """Add what the environment said. The policy speaks first: the environment's first words are the prompt."""
         if not self.versions:
             raise ValueError("an environment replied before the policy wrote anything; put its words in the prompt")
-        self._add(token_ids, [0.0] * len(token_ids), self.versions[-1], written=False)
+        self._add(token_ids, [0.0] * len(token_ids), self.versions[-1:] * len(token_ids), written=False)
 
-    def _add(self, token_ids: Sequence[int], logprobs: Sequence[float], version: int, *, written: bool) -> None:
-        if len(token_ids) != len(logprobs):
-            raise ValueError(f"{len(token_ids)} tokens came with {len(logprobs)} log-probs; each token has one")
+    def _add(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, written: bool
+    ) -> None:
+        if not len(token_ids) == len(logprobs) == len(versions):
+            raise ValueError(
+                f"{len(token_ids)} tokens came with {len(logprobs)} log-probs and {len(versions)} versions; "
+                "each token has one"
+            )
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.loss_mask += [written] * len(token_ids)
-        self.versions += [version] * len(token_ids)
+        self.versions += versions
 
     def completion(self, id_: str) -> Completion:
         """The whole episode as one completion, yet to be scored."""

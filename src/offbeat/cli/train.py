@@ -1,0 +1,72 @@
+"""`offbeat train` and `offbeat resume`."""
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from offbeat.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from offbeat.config import Config
+    from offbeat.run.directory import RunDirectory
+    from offbeat.run.loop import Loop
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="The run's TOML file")],
+    out: Annotated[Path | None, typer.Option(help="The run directory; runs/<name of the file> unless given")] = None,
+) -> None:
+    """Train: `offbeat train run.toml`. Ctrl-C ends after the step, with a checkpoint."""
+    from offbeat.config import ConfigError, load
+    from offbeat.run.directory import RunDirectory, RunError
+
+    try:
+        parsed = load(config)
+        directory = RunDirectory(out or Path("runs") / config.stem)
+        directory.create(parsed)
+    except (ConfigError, RunError) as error:
+        typer.echo(printable(str(error)), err=True)
+        raise typer.Exit(2) from error
+    typer.echo(parsed.plan)
+    _drive(parsed, directory)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run directory")],
+    steps: Annotated[int, typer.Option(min=0, help="Go on to this many steps; 0: as the run was told")] = 0,
+) -> None:
+    """Go on from the last checkpoint: `offbeat resume runs/one`."""
+    from offbeat.run.directory import RunDirectory, RunError
+
+    directory = RunDirectory(run)
+    try:
+        config = directory.config()
+    except RunError as error:
+        typer.echo(printable(str(error)), err=True)
+        raise typer.Exit(2) from error
+    _drive(config.model_copy(update={"steps": steps}) if steps else config, directory)
+
+
+def _drive(config: "Config", directory: "RunDirectory") -> None:
+    from rich.console import Console
+
+    from offbeat.cli.failures import plain_failures
+    from offbeat.run.live import LiveView
+    from offbeat.run.local import train as run
+
+    asked: list[Loop] = []
+
+    def stop(number: int, frame: object) -> None:
+        typer.echo("ending after this step, with a checkpoint; once more to end at once", err=True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for loop in asked:
+            loop.stop("interrupted")
+
+    signal.signal(signal.SIGINT, stop)
+    with LiveView(config, Console()) as view, plain_failures(f"go on with `offbeat resume {directory.path}`"):
+        ledger = run(config, directory, watching=view, started=asked.append)
+    typer.echo(str(ledger))
+    done = not asked or asked[0].learner.step >= config.steps
+    typer.echo(f"the run is in {directory.path}" + ("" if done else f"; go on with `offbeat resume {directory.path}`"))

@@ -1,0 +1,144 @@
+"""`events.jsonl`, the one truth about a run, and the time budget that adds up to its wall time.
+
+One line an event: when, at which step, what kind, and its fields. Written by one process, whole lines, readable while
+the run goes on. A line that a crash cut short is passed over by `read` and ended before anything follows it.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol, Self
+
+from offbeat.types import Json
+
+
+class Phase(StrEnum):
+    """What the loop is doing. It is always doing exactly one of these."""
+
+    GROUPS = "waiting for groups"
+    """Generation and scoring, as far as the trainer has to wait for them."""
+    TRAINING = "training"
+    PUBLISHING = "publishing"
+    EVALUATING = "evaluating"
+    SAVING = "saving"
+    ITSELF = "the loop itself"
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by phase; their sum is the time since it was made.
+
+    >>> times = iter([0.0, 1.0, 4.0, 4.5])
+    >>> watch = Stopwatch(lambda: next(times))
+    >>> with watch.phase(Phase.TRAINING):
+    ...     pass
+    >>> watch.seconds()
+    {<Phase.ITSELF: 'the loop itself'>: 1.5, <Phase.TRAINING: 'training'>: 3.0}
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _spent: dict[Phase, float] = field(default_factory=dict)
+    _phase: Phase = Phase.ITSELF
+    _since: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._since = self.clock()
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """While the block runs."""
+        before = self._turn(phase)
+        try:
+            yield
+        finally:
+            self._turn(before)
+
+    def seconds(self) -> dict[Phase, float]:
+        """So far."""
+        self._turn(self._phase)
+        return dict(self._spent)
+
+    def _turn(self, phase: Phase) -> Phase:
+        now, before = self.clock(), self._phase
+        self._spent[before] = self._spent.get(before, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+        return before
+
+
+Listener = Callable[[Mapping[str, Json]], None]
+
+
+class Journal(Protocol):
+    """Where events go."""
+
+    def write(self, kind: str, step: int, **fields: Json) -> None:
+        """One event."""
+
+
+class FileJournal:
+    """`events.jsonl` of a run directory.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with FileJournal(Path(place) / "events.jsonl", clock=lambda: 17.0) as journal:
+    ...         journal.write("published", 4, version=4)
+    ...     list(read(Path(place) / "events.jsonl"))
+    [{'at': 17.0, 'step': 4, 'kind': 'published', 'version': 4}]
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time, listener: Listener | None = None) -> None:
+        self._clock, self._listener = clock, listener
+        self._file = path.open("ab", buffering=0)
+        if self._file.tell() and path.read_bytes()[-1:] != b"\n":
+            self._file.write(b"\n")
+
+    def write(self, kind: str, step: int, **fields: Json) -> None:
+        """See `Journal`. One system call, so that lines never mix; numbers that JSON cannot hold become null."""
+        line = {"at": self._clock(), "step": step, "kind": kind, **fields}
+        if self._listener is not None:
+            self._listener(line)
+        self._file.write(json.dumps(_plain(line), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+@dataclass
+class MemoryJournal:
+    """A journal for tests."""
+
+    events: list[dict[str, Json]] = field(default_factory=list)
+
+    def write(self, kind: str, step: int, **fields: Json) -> None:
+        """See `Journal`."""
+        self.events.append({"step": step, "kind": kind, **fields})
+
+    def of(self, kind: str) -> list[dict[str, Json]]:
+        """Events of one kind."""
+        return [event for event in self.events if event["kind"] == kind]
+
+
+def read(path: Path) -> Iterator[dict[str, Json]]:
+    """The events of a journal, also of one that is being written."""
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+def _plain(value: Json) -> Json:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,266 @@
+"""The loop.
+
+    workers (fleet.py)                     this loop                                     the trainer
+    ──────────────────                     ─────────                                     ───────────
+    take prompts  ◄── waits for admission ── desk.py
+    generate, score, append ──► experience log
+                                           ┌► a batch?  ◄── waits for groups in the log
+                                           │  train     ─────────────────────────────► i updates ── waits for it
+                                           │  fates into the ledger
+                                           │  publish?  ─────────────────────────────► weight log, when cadence says so
+    load, probe   ◄── nudged ──────────────┤
+                                           │  evaluate? save? health?
+                                           └─ next step
+
+Lockstep, concurrent and offline are this one loop; they differ in what the desk admits (`admission.py`). In lockstep a
+batch's prompts are admitted when the batch is made up, by the newest version only. In concurrent mode workers run
+ahead as far as `max_lag` allows, and the loop waits before a step that would make a group expire which is still being
+written. Every wait has a name and a deadline.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from offbeat.experience.ledger import Event, Happening, Ledger
+from offbeat.experience.sampler import Draw, Dropped, Sampler, Waiting
+from offbeat.experience.tables import Snapshot
+from offbeat.run.admission import Admission
+from offbeat.run.desk import Desk
+from offbeat.run.fleet import Fleet
+from offbeat.run.health import Action, Health
+from offbeat.run.journal import Journal, Phase, Stopwatch
+from offbeat.run.parts import Learner, Log, Outcome, Plan
+from offbeat.trainer.trainer import NoGradient, Trained
+from offbeat.types import Group, Json
+from offbeat.weights.cadence import Cadence
+
+
+class Stopped(RuntimeError):
+    """The run ended before its last step; says why. A checkpoint was saved."""
+
+
+class TooLong(RuntimeError):
+    """A wait passed its deadline; names what was waited for, and who owed it."""
+
+
+@dataclass
+class Loop:
+    """Parts, wired. `run` is the story."""
+
+    plan: Plan
+    log: Log
+    sampler: Sampler
+    desk: Desk
+    admission: Admission
+    fleet: Fleet
+    learner: Learner
+    cadence: Cadence
+    journal: Journal
+    health: Health
+    watch: Stopwatch
+    clock: Callable[[], float]
+    evaluate: Callable[[int], Awaitable[Mapping[str, Json]]] | None = None
+    released: Callable[[], bool] = lambda: True
+    """Whether a person has let a paused run go on."""
+    published: int = -1
+    cursor: Snapshot | None = None
+
+    def __post_init__(self) -> None:
+        self._stopping = ""
+        self._counted = 0
+        self._saved: int | None = None
+
+    def stop(self, why: str = "asked to") -> None:
+        """End after this step, with a checkpoint."""
+        self._stopping = self._stopping or why
+
+    async def run(self) -> Ledger:
+        """To the last step; returns the books, which balance."""
+        if self.published < 0:
+            await self._publish(why="first")
+        await self.fleet.start()
+        try:
+            while self.learner.step < self.plan.steps and not self._stopping:
+                trained = await self._step()
+                await self._publish_if_due(trained)
+                await self._evaluate()
+                await self._look_after(trained)
+                if self.plan.save_every and self.learner.step % self.plan.save_every == 0:
+                    await self._save()
+        finally:
+            await self.fleet.close()
+        await self._save()
+        return self._statement()
+
+    async def _step(self) -> Outcome:
+        """A batch, trained. What the trainer refuses is quarantined, and the step is made with other groups."""
+        for _ in range(self.plan.refill):
+            draw, groups = await self._batch()
+            taught = await self._train(draw.k, groups)
+            if taught is not None:
+                return Outcome(taught, draw, groups)
+            self.sampler.again()
+        raise Stopped(
+            f"step {self.learner.step + 1}: {self.plan.refill} batches in a row had nothing to teach: prompts too easy "
+            "or too hard, or a broken scorer; look at their groups"
+        )
+
+    async def _train(self, k: int, groups: Sequence[Group]) -> Trained | None:
+        while groups:
+            with self.watch.phase(Phase.TRAINING):
+                try:
+                    outcome = await self.learner.train(groups)
+                except NoGradient as nothing:
+                    self.journal.write("no gradient", k, why=str(nothing))
+                    self._record(k, Happening.ZERO_VARIANCE, [group.id for group in groups], "no gradient")
+                    return None
+            if isinstance(outcome, Trained):
+                self._settle(k, outcome)
+                return outcome
+            self.journal.write("refused", k, groups=dict(outcome.faults))
+            for group_id, why in outcome.faults.items():
+                self._record(k, Happening.QUARANTINED, [group_id], why)
+            groups = [group for group in groups if group.id not in outcome.faults]
+        return None
+
+    async def _batch(self) -> tuple[Draw, list[Group]]:
+        """As soon as there is one."""
+        with self.watch.phase(Phase.GROUPS):
+            k, asked_before, last_news = self.learner.step, self.desk.asked, self.clock()
+            while True:
+                if self._feed():
+                    last_news = self.clock()
+                self.fleet.check()
+                enough = self.plan.batch if self.desk.asked - asked_before < self.plan.refill * self.plan.batch else 1
+                draw: Draw | Waiting | None = self.sampler.draw(k, at_least=enough) if self._in_time(k) else None
+                if draw is not None:
+                    self._drop(draw.dropped, k)
+                if isinstance(draw, Draw):
+                    await self._report(k + 1)  # what is begun from now on is trained after this batch
+                    return draw, self.log.read(draw.ordinals)
+                missing = draw.needed if draw is not None else 0
+                await self._report(k, missing)
+                if self.clock() - last_news > self.plan.patience:
+                    raise TooLong(self._overdue(k, missing))
+                await self.desk.change(self.plan.poll_seconds)
+
+    def _in_time(self, k: int) -> bool:
+        """Whether, after a step now, what is still being written can be trained before it expires."""
+        writing = [lease.version for lease in self.desk.out if lease.version is not None]
+        waiting = self.sampler.waiting_versions(k)[self.plan.fresh :]
+        return not writing or self.admission.in_time(k + 1, [*waiting.tolist(), *writing])
+
+    def _overdue(self, k: int, missing: int) -> str:
+        owed = ", ".join(f"{lease.group_id} by {lease.by}" for lease in self.desk.out[:5]) or "nobody has any on loan"
+        return f"waited {self.plan.patience:g} s for {missing or 'late'} groups for step {k + 1}; owed: {owed}"
+
+    def _feed(self) -> bool:
+        self._counted = self.desk.finished  # before the look at the log: what is finished later may not be in it
+        rows, self.cursor = self.log.index_since(self.cursor)
+        self.sampler.feed(rows)
+        return len(rows) > 0
+
+    async def _report(self, k: int, missing: int = 0) -> None:
+        waiting = len(self.sampler.waiting_versions(k))
+        await self.desk.report(k=k, published=self.published, waiting=waiting, missing=missing, counted=self._counted)
+
+    def _drop(self, dropped: Sequence[Dropped], k: int) -> None:
+        if dropped:
+            ids = [group.id for group in self.log.read([one.ordinal for one in dropped])]
+            self.log.record(
+                [
+                    Event(name, Happening(one.cause), step=k, cause="lag" if one.cause == "expired" else "")
+                    for name, one in zip(ids, dropped, strict=True)
+                ]
+            )
+
+    def _settle(self, k: int, trained: Trained) -> None:
+        """The fate of every group of the batch."""
+        self._record(k + 1, Happening.TRAINED, trained.groups)
+        self._record(k, Happening.ZERO_VARIANCE, trained.zero_variance)
+        self._record(k, Happening.TOO_SMALL, trained.too_small)
+
+    def _record(self, step: int, event: Happening, ids: Sequence[str], cause: str = "") -> None:
+        if ids:
+            self.log.record([Event(group_id, event, step=step, cause=cause) for group_id in ids])
+
+    async def _publish_if_due(self, outcome: Outcome) -> None:
+        trained = outcome.trained
+        drift = trained.metrics.get("drift_tv_token")
+        why = self.cadence.due(trained.step, self.published, drift, outcome.median_version)
+        lags = [lag for lag in outcome.draw.lags if lag is not None]
+        self.journal.write(
+            "step",
+            trained.step,
+            metrics=dict(trained.metrics),
+            by_lag={name: dict(values) for name, values in trained.by_lag.items()},
+            lags=list(lags),
+            groups=len(outcome.groups),
+            replayed=sum(outcome.draw.replayed),
+            rewards=outcome.rewards_by_version(),
+            seconds={str(phase): spent for phase, spent in self.watch.seconds().items()},
+        )
+        if why is not None:
+            await self._publish(why)
+
+    async def _publish(self, why: str) -> None:
+        version = self.learner.step
+        with self.watch.phase(Phase.PUBLISHING):
+            said = await self.learner.publish(version)
+        self.published = version
+        self.journal.write("published", version, version=version, why=why, **said)
+        await self._report(version)
+        await self.fleet.nudge()
+
+    async def _evaluate(self) -> None:
+        every, step = self.plan.evaluate_every, self.learner.step
+        if self.evaluate is not None and every and step % every == 0:
+            with self.watch.phase(Phase.EVALUATING):
+                found = await self.evaluate(step)
+            self.journal.write("evaluated", step, **found)
+
+    async def _look_after(self, outcome: Outcome) -> None:
+        step = self.learner.step
+        for alarm in self.health.look(outcome.trained.metrics, outcome.trained.groups):
+            action = alarm.rule.action
+            self.journal.write("alarm", step, action=str(action), says=str(alarm), groups=list(alarm.groups))
+            if action is Action.STOP:
+                self.stop(str(alarm))
+            if action is Action.PAUSE:
+                await self._pause(str(alarm))
+
+    async def _pause(self, why: str) -> None:
+        await self._save()
+        until = self.clock() + self.plan.pause_seconds
+        while not self.released():
+            if self.clock() > until:
+                self.stop(f"paused for {self.plan.pause_seconds:g} s: {why}")
+                return
+            await asyncio.sleep(self.plan.poll_seconds)
+        self.journal.write("released", self.learner.step)
+
+    async def _save(self) -> None:
+        if self._saved == self.learner.step:
+            return
+        with self.watch.phase(Phase.SAVING):
+            await self.learner.save(self.state())
+        self._saved = self.learner.step
+        self.journal.write("saved", self.learner.step)
+
+    def state(self) -> dict[str, Json]:
+        """What a checkpoint needs of the loop, beside model and optimiser."""
+        assert self.cursor is not None  # a step was made, so the log was read
+        return {
+            "published": self.published,
+            "sampler": self.sampler.state(),
+            "desk": self.desk.state(),
+            "snapshot": {**self.cursor.to_json()},
+        }
+
+    def _statement(self) -> Ledger:
+        ledger = self.log.ledger()
+        seconds: dict[str, Json] = {str(phase): spent for phase, spent in self.watch.seconds().items()}
+        self.journal.write("ended", self.learner.step, why=self._stopping, books=str(ledger), seconds=seconds)
+        ledger.check()
+        return ledger

@@ -1,0 +1,144 @@
+"""Attention over rows with a shared prefix, computing only what is looked at.
+
+A dense mask over a row [prompt, y_1 … y_G] makes every completion pay for all others: (P + G·T)² scores. Here a row is
+taken apart, the prompt attends to itself and each completion to [prompt, itself], G·T·(P + T) scores, and put together
+again. transformers calls it by its name; a GPU has flex_attention, which skips blocks of a dense mask instead.
+
+Shapes: R rows, L tokens of the longest row, N completions, T tokens of the longest, P of the longest prompt, K = P + T.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from offbeat.experience.packing import PADDING, PROMPT, MicroBatch
+
+NAME: Final = "offbeat_shared_prefix"
+
+EXPLICIT_SCORES: Final = 1 << 16
+"""Up to so many scores T · K per head and completion, two matrix products beat the fused kernel on CPU, whose backward
+pass is several times slower at such sizes; beyond, the scores kept for the backward pass would cost too much memory."""
+
+
+class Segments(NamedTuple):
+    """Where the tokens of every completion are, as places in a flattened [R · L], and what they see.
+
+    A bias is 0 where a query sees a key and −inf where not.
+    """
+
+    prompt_bias_1PP: Tensor
+    queries_NT: Tensor
+    keys_NK: Tensor
+    bias_NTK: Tensor
+    found_RL: Tensor
+    """Where each token's result is, in prompts [R · P] followed by completions [N · T]."""
+
+
+def segments_of(batch: MicroBatch, device: torch.device) -> Segments:
+    """Of a micro-batch whose rows share prefixes. Padding points anywhere, and nobody looks at it."""
+    (rows, length), present_NT = batch.segment_ids_RL.shape, batch.present_NT
+    row_N = np.array([r for r, row in enumerate(batch.plan.rows) for _ in row.completions])
+    prompts_R = (batch.segment_ids_RL == PROMPT).sum(-1)
+    prompt, tokens = int(prompts_R.max()), present_NT.shape[1]
+    own_RL = batch.segment_ids_RL > PROMPT
+    queries_NT = np.zeros(present_NT.shape, np.int64)
+    queries_NT[present_NT] = np.flatnonzero(own_RL)  # row by row is completion after completion
+    keys_NK = np.concatenate([row_N[:, None] * length + np.arange(prompt), queries_NT], axis=1)
+    visible_NTK = np.empty((len(row_N), tokens, prompt + tokens), np.bool_)
+    visible_NTK[:, :, :prompt] = (np.arange(prompt) < prompts_R[row_N, None])[:, None]
+    visible_NTK[:, :, prompt:] = np.tri(tokens, dtype=np.bool_)
+    found_RL = np.zeros((rows, length), np.int64)
+    found_RL[:, :prompt] = np.arange(rows * prompt).reshape(rows, prompt)
+    found_RL[own_RL] = rows * prompt + np.flatnonzero(present_NT)
+    return Segments(
+        _bias(np.tri(prompt, dtype=np.bool_)[None]).to(device),
+        torch.from_numpy(queries_NT).to(device),
+        torch.from_numpy(keys_NK).to(device),
+        _bias(visible_NTK).to(device),
+        torch.from_numpy(found_RL).to(device),
+    )
+
+
+def _bias(visible: NDArray[np.bool_]) -> Tensor:
+    return torch.zeros(visible.shape, dtype=torch.bfloat16).masked_fill_(torch.from_numpy(~visible), -torch.inf)
+
+
+def shared_prefix_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    segments: Segments | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """By transformers' interface: [R, heads, L, D] in, [R, L, heads, D] out. Rows without segments go to sdpa."""
+    if segments is None:
+        plain: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return plain
+    prompt, heads, dim = segments.prompt_bias_1PP.shape[1], query.shape[1], value.shape[-1]
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    of_prompts = _attend(
+        query[:, :, :prompt], key[:, :, :prompt], value[:, :, :prompt], segments.prompt_bias_1PP, scale
+    )
+    of_completions = _attend(
+        _gather(query, segments.queries_NT),
+        _gather(key, segments.keys_NK),
+        _gather(value, segments.keys_NK),
+        segments.bias_NTK,
+        scale,
+    )
+    both = [x.transpose(1, 2).reshape(-1, heads, dim) for x in (of_prompts, of_completions)]
+    found = torch.cat(both).index_select(0, segments.found_RL.flatten())
+    return found.view(*segments.found_RL.shape, heads, dim), None
+
+
+def _gather(states: Tensor, places: Tensor) -> Tensor:
+    """[R, heads, L, D] at `places` [N, S] of its R · L tokens: [N, heads, S, D]."""
+    flat = states.transpose(1, 2).reshape(-1, states.shape[1], states.shape[3])
+    return flat.index_select(0, places.flatten()).view(*places.shape, *flat.shape[1:]).transpose(1, 2)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, bias_NTK: Tensor, scaling: float) -> Tensor:
+    """softmax(query · keyᵀ + bias) · value; several query heads may share one of keys and values."""
+    batch, heads, tokens, _ = query.shape
+    groups = key.shape[1]
+    if bias_NTK[0].numel() > EXPLICIT_SCORES:
+        bias = bias_NTK[:, None].to(query.dtype)
+        return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling, enable_gqa=True)
+    grouped = (query * scaling).reshape(batch, groups, heads // groups * tokens, -1)
+    scores = (grouped @ key.transpose(-1, -2)).view(batch, groups, heads // groups, tokens, -1)
+    scores += bias_NTK[:, None, None]
+    weights = scores.softmax(-1).view(batch, groups, heads // groups * tokens, -1)
+    return (weights @ value).view(batch, heads, tokens, -1)
+
+
+def block_mask(segment_ids_RL: Tensor) -> BlockMask:
+    """`packing.attention` for flex_attention, which skips the blocks nobody looks at.
+
+    For a model with `attn_implementation="flex_attention"` on a GPU. The mask is tested; no GPU has run it here.
+    """
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        asking, asked = segment_ids_RL[row, query], segment_ids_RL[row, key]
+        within = (asked == PROMPT) | (asked == asking)
+        return (query == key) | ((query >= key) & within & (asking != PADDING) & (asked != PADDING))
+
+    rows, length = segment_ids_RL.shape
+    return create_block_mask(visible, rows, None, length, length, device=segment_ids_RL.device)
+
+
+AttentionInterface.register(NAME, shared_prefix_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,196 @@
+"""Drift, gates, and what improvement the data still promises, from the log-probs of the updates themselves.
+
+No forward pass is made for them: the proximal policy's log-probs are those of the first update, the policy's those of
+the last. Token figures are sums over tokens and sequence figures sums over a completion's tokens, so that ranks add up.
+Everything is about the completions trained on, and drift about those of them whose behavior log-probs are known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from offbeat.metrics import METRICS
+from offbeat.objective.bound import (
+    PAPER_FACTOR,
+    TIGHT_FACTOR,
+    effective_sample_size,
+    group_bounds,
+    predicted_gain,
+)
+from offbeat.objective.ratios import bounded_exp, linear_exp, log_ratios
+from offbeat.trainer.batch import NO_LAG, Batch, Part
+from offbeat.trainer.ranks import Ranks
+
+LAG_BUCKETS: Final = ("0", "1", "2-3", "4-7", "8-15", "16-31", "32+", "none")
+"""Steps of lag; 'none' for tokens that no version of ours wrote."""
+
+
+def bucket_of(lags: Tensor) -> Tensor:
+    """Which of `LAG_BUCKETS` each lag is in.
+
+    >>> [LAG_BUCKETS[b] for b in bucket_of(torch.tensor([0, 1, 3, 4, 31, 900, NO_LAG])).tolist()]
+    ['0', '1', '2-3', '4-7', '16-31', '32+', 'none']
+    """
+    edges = torch.tensor([1, 2, 4, 8, 16, 32], device=lags.device)
+    return torch.where(lags == NO_LAG, len(LAG_BUCKETS) - 1, torch.bucketize(lags, edges, right=True))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one update's forward pass over one micro-batch found."""
+
+    policy_NT: Tensor
+    entropies_NT: Tensor
+    passed_NT: Tensor
+    """Tokens that gate and rejection let through."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything known about one micro-batch at the end of a step."""
+
+    part: Part
+    passes: list[Pass]
+    """Of the updates, in order."""
+    reference_NT: Tensor | None
+
+    @property
+    def proximal_NT(self) -> Tensor:
+        """The first update starts from the proximal policy."""
+        return self.passes[0].policy_NT
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The figures of a step, by their names in `offbeat.metrics`, overall and by lag."""
+
+    overall: dict[str, float]
+    by_lag: dict[str, dict[str, float]]
+
+
+_SUMS: Final = (
+    "tokens", "entropy", "known", "tv", "kl", "gap", "lagged", "lag",
+    "up", "up_stopped", "down", "down_stopped", "reference", "reference_kl",
+)  # fmt: skip
+_TOKEN_FIGURES: Final = {
+    "entropy": ("entropy", "tokens"),
+    "lag": ("lag", "lagged"),
+    "drift_tv_token": ("tv", "known"),
+    "drift_kl_token": ("kl", "known"),
+    "gate_stopped_up": ("up_stopped", "up"),
+    "gate_stopped_down": ("down_stopped", "down"),
+    "reference_kl": ("reference_kl", "reference"),
+}
+"""Metric: sum over sum."""
+
+
+def measure(batch: Batch, seen: Sequence[Seen], *, gated: bool, ranks: Ranks) -> Measures:
+    """The figures of a step. What cannot be told (no log-probs, no gate, no token at lag 0) is left out."""
+    device = seen[0].proximal_NT.device
+    sums_SK = torch.zeros(len(_SUMS), len(LAG_BUCKETS), dtype=torch.float64, device=device)
+    sequences = torch.zeros(3, batch.rewards_BG.numel(), dtype=torch.float64, device=device)
+    for one in seen:
+        _add_tokens(sums_SK, one, gated)
+        _add_sequences(sequences, one)
+    sums_SK, sequences = ranks.sum(sums_SK).cpu(), ranks.sum(sequences).cpu()
+    overall = _token_figures(sums_SK.sum(-1)) | _credit_figures(batch) | _sequence_figures(batch, sequences)
+    columns = dict(zip(_SUMS, sums_SK, strict=True))
+    if float(columns["known"][0]) > 0:
+        overall["engine_gap"] = float(columns["gap"][0] / columns["known"][0])
+    by_lag = {}
+    for place, bucket in enumerate(LAG_BUCKETS):
+        if float(columns["tokens"][place]) > 0:
+            by_lag[bucket] = _token_figures(sums_SK[:, place]) | _group_figures(batch, sequences, place)
+    assert overall.keys() <= METRICS.keys()
+    return Measures(overall, by_lag)
+
+
+def _add_tokens(sums_SK: Tensor, one: Seen, gated: bool) -> None:
+    part, mask_NT = one.part, one.part.mask_NT
+    known_NT = mask_NT & ~part.behavior_NT.isnan()
+    drift_NT = log_ratios(one.proximal_NT, part.behavior_NT, known_NT)
+    ratios_NT = bounded_exp(drift_NT)
+    up_NT, down_NT = (mask_NT & side[:, None] for side in (part.advantages_N > 0, part.advantages_N < 0))
+    values = {
+        "tokens": mask_NT,
+        "entropy": one.passes[0].entropies_NT,
+        "known": known_NT,
+        "tv": (ratios_NT - 1).abs() / 2,
+        "kl": ratios_NT - 1 - drift_NT,
+        "gap": drift_NT.abs(),
+        "lagged": part.lags_NT != NO_LAG,
+        "lag": part.lags_NT.clamp(min=0),
+    }
+    if gated:
+        stopped_NT = torch.stack([~made.passed_NT for made in one.passes]).sum(0)
+        values |= {"up": up_NT * len(one.passes), "down": down_NT * len(one.passes)}
+        values |= {"up_stopped": up_NT * stopped_NT, "down_stopped": down_NT * stopped_NT}
+    if one.reference_NT is not None:
+        difference_NT = log_ratios(one.passes[-1].policy_NT, one.reference_NT, mask_NT)
+        values |= {"reference": mask_NT, "reference_kl": linear_exp(-difference_NT) + difference_NT - 1}
+    buckets = bucket_of(part.lags_NT)[mask_NT]
+    for name, value_NT in values.items():
+        sums_SK[_SUMS.index(name)].index_add_(0, buckets, value_NT[mask_NT].double())
+
+
+def _add_sequences(sequences: Tensor, one: Seen) -> None:
+    """Into rows of [B · G]: log π_k/α and log π/α of whole completions, and whether they are known."""
+    part = one.part
+    known_NT = part.mask_NT & ~part.behavior_NT.isnan()
+    known_N = part.mask_NT.any(-1) & (known_NT == part.mask_NT).all(-1)
+    values = [log_ratios(x, part.behavior_NT, known_NT).sum(-1) for x in (one.proximal_NT, one.passes[-1].policy_NT)]
+    for row, value_N in zip(sequences, [*values, known_N], strict=True):
+        row.index_add_(0, part.places_N, torch.where(known_N, value_N, 0).double())
+
+
+def _token_figures(sums_S: Tensor) -> dict[str, float]:
+    total = dict(zip(_SUMS, sums_S.tolist(), strict=True))
+    return {name: total[top] / total[under] for name, (top, under) in _TOKEN_FIGURES.items() if total[under] > 0}
+
+
+def _credit_figures(batch: Batch) -> dict[str, float]:
+    credit, groups = batch.credit, len(batch.groups)
+    figures = {
+        "trained_tokens": float(batch.counts.tokens),
+        "zero_variance_share": float(credit.zero_variance_B.sum()) / groups,
+        "too_small_share": float(credit.too_small_B.sum()) / groups,
+    }
+    if bool(batch.scored_BG.any()):
+        figures["reward_mean"] = float(batch.rewards_BG[batch.scored_BG].mean())
+    return figures
+
+
+def _sequence_figures(batch: Batch, sequences: Tensor) -> dict[str, float]:
+    figures = _group_figures(batch, sequences, None)
+    proximal_BG, policy_BG, known_BG = (row.view(batch.rewards_BG.shape) for row in sequences)
+    known_BG = known_BG > 0
+    compared_B = known_BG.sum(-1) >= 2
+    if bool(compared_B.any()):
+        rewards, known, policy, proximal = (x[compared_B] for x in (batch.rewards_BG, known_BG, policy_BG, proximal_BG))
+        figures["predicted_gain"] = float(predicted_gain(rewards, known, policy).mean())
+        for name, factor in (("bound_paper", PAPER_FACTOR), ("bound_tight", TIGHT_FACTOR)):
+            figures[name] = float(group_bounds(rewards, known, policy, proximal, factor).mean())
+    return figures
+
+
+def _group_figures(batch: Batch, sequences: Tensor, bucket: int | None) -> dict[str, float]:
+    """Of groups whose oldest version is in `bucket`; of all, if None."""
+    proximal_BG, _, known_BG = (row.view(batch.rewards_BG.shape) for row in sequences)
+    known_BG = known_BG > 0
+    if bucket is not None:
+        known_BG = known_BG & (_group_buckets(batch) == bucket)[:, None]
+    groups_B = known_BG.any(-1)
+    if not bool(groups_B.any()):
+        return {}
+    tv_BG = (bounded_exp(proximal_BG) - 1).abs() / 2
+    ess_B = effective_sample_size(proximal_BG[groups_B], known_BG[groups_B])
+    return {"drift_tv_sequence": float(tv_BG[known_BG].mean()), "ess": float(ess_B.mean())}
+
+
+def _group_buckets(batch: Batch) -> Tensor:
+    versions = [group.oldest_version for group in batch.groups]
+    lags = [NO_LAG if v is None or v > batch.step else batch.step - v for v in versions]
+    return bucket_of(torch.tensor(lags))

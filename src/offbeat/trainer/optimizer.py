@@ -1,0 +1,173 @@
+"""AdamW on float32 master weights: schedules, clipping, and the check that refuses an update.
+
+A parameter held in bfloat16 gets a float32 master that AdamW moves; gradients of all micro-batches add up in float32,
+and after the update the parameter is the master, rounded. A float32 parameter is its own master, which is also how a
+sharded model with mixed precision works. Nothing else in the trainer knows the difference.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW
+
+
+class Decay(StrEnum):
+    """What the learning rate does after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate as a function of the step: nothing to save, nothing to resume.
+
+    >>> schedule = Schedule(1e-6, warmup_steps=4, decay=Decay.COSINE, total_steps=104, floor=0.1)
+    >>> [round(schedule.at(step) * 1e6, 3) for step in (0, 3, 4, 54, 104, 500)]
+    [0.25, 1.0, 1.0, 0.55, 0.1, 0.1]
+    """
+
+    peak: float
+    warmup_steps: int = 0
+    """Steps of linear rise; the first has peak / warmup_steps, never 0."""
+    decay: Decay = Decay.CONSTANT
+    total_steps: int = 0
+    """When the decay has reached the floor, counted from step 0; unused by a constant rate."""
+    floor: float = 0.0
+    """The share of the peak that is left at the end."""
+
+    def __post_init__(self) -> None:
+        if self.decay is not Decay.CONSTANT and self.total_steps <= self.warmup_steps:
+            raise ValueError(
+                f"total_steps = {self.total_steps}: a {self.decay.value} decay ends after the warm-up of "
+                f"{self.warmup_steps} steps; give the number of steps of the run"
+            )
+
+    def at(self, step: int) -> float:
+        """The rate for the step after `step` steps."""
+        if step < self.warmup_steps:
+            return self.peak * (step + 1) / self.warmup_steps
+        if self.decay is Decay.CONSTANT:
+            return self.peak
+        done = min((step - self.warmup_steps) / (self.total_steps - self.warmup_steps), 1.0)
+        left = 1 - done if self.decay is Decay.LINEAR else (1 + math.cos(math.pi * done)) / 2
+        return self.peak * (self.floor + (1 - self.floor) * left)
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW's."""
+
+    schedule: Schedule = Schedule(1e-6)
+    betas: tuple[float, float] = (0.9, 0.999)
+    """beta1 = 0 forgets the direction of earlier batches: for jumps in lag."""
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    """On matrices only. Norms and biases are scales, and an embedding row would shrink with every batch that does not
+    contain its token: words the task never uses would fade."""
+    max_grad_norm: float = 1.0
+    """Of all gradients together; math.inf does not clip."""
+
+
+class MasterAdamW:
+    """The optimiser of one model.
+
+    >>> model = nn.Linear(2, 1, bias=False, dtype=torch.bfloat16)
+    >>> optimizer = MasterAdamW(model, OptimizerSettings(Schedule(1e-2)))
+    >>> before = model.weight.detach().clone()
+    >>> model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+    >>> round(optimizer.grad_norm(), 3), optimizer.update(step=0), bool((model.weight != before).all())
+    (1.414, 0.01, True)
+    """
+
+    def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._masters = {name: _master(p) for name, p in self._parameters.items()}
+        embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        decayed = {n for n, p in self._parameters.items() if p.ndim >= 2 and id(p) not in embeddings}
+        matrices: dict[str, Any] = {"params": [m for n, m in self._masters.items() if n in decayed]}
+        others = {"params": [m for n, m in self._masters.items() if n not in decayed], "weight_decay": 0.0}
+        self._adamw = AdamW(
+            [matrices, others],
+            lr=settings.schedule.peak,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        # The moments are there from the start: a checkpoint always has the same pieces, and memory that the second
+        # batch would need is missed before the first.
+        for master in self._masters.values():
+            moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
+            self._adamw.state[master] = {"step": torch.zeros((), device=master.device)} | moments
+
+    def grad_norm(self) -> float:
+        """Of everything accumulated since the last update; not finite means that an update would do harm."""
+        norm = nn.utils.get_total_norm(self._gradients())
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def update(self, step: int, norm: float | None = None) -> float:
+        """Clip by `norm` (of the gradients, if it is known), move, forget the gradients; the learning rate used."""
+        norm = self.grad_norm() if norm is None else norm
+        if not math.isfinite(norm):
+            raise ValueError(f"the gradient's norm is {norm}: call discard, not update")
+        rate = self.settings.schedule.at(step)
+        if norm > self.settings.max_grad_norm:
+            torch._foreach_mul_(self._gradients(), self.settings.max_grad_norm / norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        self._adamw.step()
+        self.discard()
+        self.round_parameters()
+        return rate
+
+    def discard(self) -> None:
+        """Forget the gradients; parameters, masters and moments stay as they are."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What there is to remember, by kind and parameter. Whoever fills them in place calls `round_parameters` after.
+
+        >>> optimizer = MasterAdamW(nn.Linear(2, 1, bias=False), OptimizerSettings())
+        >>> sorted(optimizer.tensors())
+        ['exp_avg/weight', 'exp_avg_sq/weight', 'master/weight', 'step/weight']
+        """
+        found = {f"master/{name}": master.detach() for name, master in self._masters.items()}
+        for name, master in self._masters.items():
+            found |= {f"{kind}/{name}": value for kind, value in self._adamw.state[master].items()}
+        return found
+
+    def _gradients(self) -> list[Tensor]:
+        return [master.grad for master in self._masters.values() if master.grad is not None]
+
+    @torch.no_grad()
+    def round_parameters(self) -> None:
+        """Make every parameter held in less than float32 its master, rounded."""
+        for name, parameter in self._parameters.items():
+            if self._masters[name] is not parameter:
+                parameter.copy_(self._masters[name])
+
+
+def _master(parameter: nn.Parameter) -> Tensor:
+    """What AdamW moves, with the gradient of all backward passes added up on it."""
+    if parameter.dtype.itemsize >= 4:
+        return parameter
+    master = parameter.detach().float()
+
+    def move_gradient(rounded: Tensor) -> None:
+        assert rounded.grad is not None
+        if master.grad is None:
+            master.grad = rounded.grad.float()
+        else:
+            master.grad += rounded.grad
+        rounded.grad = None
+
+    parameter.register_post_accumulate_grad_hook(move_gradient)
+    return master

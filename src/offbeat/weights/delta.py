@@ -1,0 +1,199 @@
+"""The lossless codec between two states of a tensor: which elements changed, and by how much, in bits.
+
+A tensor is cut into chunks of `CHUNK` elements, each of which becomes one block:
+
+    unchanged   0x00
+    sparse      0x01  count u32  planes u8  length u32   zstd frame: the gaps' byte planes, then the differences'
+    dense       0x02                        length u32   zstd frame: the new bit patterns' byte planes
+
+A gap is the number of unchanged elements before a changed one. A difference is new − base of the bit patterns, as
+integers modulo their width, in zigzag order (0, −1, 1, −2, … become 0, 1, 2, 3, …): a bf16 value that moves by one unit
+in its last place gives 1 or 2 whatever its size. Byte planes are the first (least significant) bytes of all elements,
+then the second bytes, and so on: each is alike in itself and compresses well. Of the gaps only the first `planes` are
+stored, the others being zero. Integers are little-endian.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offbeat.weights.bits import Words
+from offbeat.weights.errors import DamagedFile
+
+CHUNK: Final = 1 << 20
+"""Elements encoded at a time: what is at work stays near the processor, and memory is bounded."""
+_UNCHANGED, _SPARSE, _DENSE = 0, 1, 2
+_HEAD: Final = struct.Struct("<BIB")
+_LENGTH: Final = struct.Struct("<I")
+_LEVEL: Final = 1
+"""Of zstd. Level 9 saves 3 % of the bytes and takes ten times as long."""
+
+
+def encode(base: Words | None, new: Words, *, advance: bool = False) -> tuple[bytes, int]:
+    """The blocks that turn `base` into `new`, and how many elements changed; no bytes where none did.
+
+    Without a base, or with one of another width or length, everything is dense. With `advance` the base becomes the
+    new bits on the way: only what changed is written.
+
+    >>> base = np.array([7, 8, 9, 10], np.uint16)
+    >>> patch, changed = encode(base, np.array([7, 8, 10, 10], np.uint16))
+    >>> apply(base, patch)
+    >>> base.tolist(), changed
+    ([7, 8, 10, 10], 1)
+    """
+    codec = pa.Codec("zstd", _LEVEL)
+    if base is None or base.dtype != new.dtype or base.size != new.size:
+        return b"".join(_dense(codec, chunk) for chunk in _chunks(new)), new.size
+    blocks, changed = [], 0
+    for before, after in zip(_chunks(base), _chunks(new), strict=True):
+        where = changed_at(before, after)
+        changed += where.size
+        blocks.append(_block(codec, before, after, where))
+        if advance:
+            before[where] = after[where]
+    return (b"".join(blocks) if changed else b""), changed
+
+
+def apply(words: Words, patch: bytes) -> None:
+    """Turn the base into the new bits, in place. `patch` comes from `encode` and has been verified by its sha256.
+
+    >>> words = np.array([1, 2, 3], np.uint32)
+    >>> apply(words, encode(None, np.array([4, 5, 6], np.uint32))[0])
+    >>> words.tolist()
+    [4, 5, 6]
+    """
+    if not patch:
+        return
+    reader = _Reader(patch)
+    try:
+        for chunk in _chunks(words):
+            _apply_block(chunk, reader)
+    except (struct.error, OSError, ValueError, IndexError, OverflowError) as error:
+        raise DamagedFile(f"a block of the patch cannot be decoded: {error}") from error
+    if reader.position != len(patch):
+        raise DamagedFile(f"the patch goes on for {len(patch) - reader.position} bytes after its last block")
+
+
+def changed_at(base: Words, new: Words) -> NDArray[np.int64]:
+    """Where bits differ.
+
+    >>> changed_at(np.array([0, 1, 2], np.uint16), np.array([0, 1, 3], np.uint16)).tolist()
+    [2]
+    """
+    # Few elements change. So eight bytes are compared at a time, the outcomes are looked through eight at a time, and
+    # only what differs is looked at again.
+    shift = {1: 3, 2: 2, 4: 1, 8: 0}[base.itemsize]
+    whole = base.size >> (shift + 3) << (shift + 3)
+    base_eights, new_eights = base[:whole].view(np.uint64), new[:whole].view(np.uint64)
+    differ = base_eights != new_eights
+    groups = np.flatnonzero(differ.view(np.uint64) != 0)
+    eights = _positions(groups, np.flatnonzero(differ.reshape(-1, 8).take(groups, axis=0)), 3)
+    xor = base_eights.take(eights) ^ new_eights.take(eights)
+    found = _positions(eights, np.flatnonzero(xor.view(base.dtype) != 0), shift)
+    rest = np.flatnonzero(base[whole:] != new[whole:])
+    return np.concatenate([found, rest + whole]) if rest.size else found
+
+
+def _positions(groups: NDArray[np.int64], inside: NDArray[np.int64], shift: int) -> NDArray[np.int64]:
+    """Positions in an array, out of positions among those of its groups of 2^shift that were taken."""
+    return (groups.take(inside >> shift) << shift) + (inside & ((1 << shift) - 1))
+
+
+def _chunks(words: Words) -> Iterator[Words]:
+    return (words[start : start + CHUNK] for start in range(0, words.size, CHUNK))
+
+
+def _block(codec: pa.Codec, base: Words, new: Words, where: NDArray[np.int64]) -> bytes:
+    if not where.size:
+        return bytes([_UNCHANGED])
+    gaps = np.empty(where.size, "<u4")
+    gaps[0] = where[0]
+    np.subtract(where[1:], where[:-1] + 1, out=gaps[1:], casting="unsafe")
+    planes = max(1, (int(gaps.max()).bit_length() + 7) // 8)
+    differences = _zigzag(new.take(where) - base.take(where))
+    sparse = _HEAD.pack(_SPARSE, where.size, planes) + _frame(codec, (gaps, planes), (differences, new.itemsize))
+    # The low bytes of weights are noise, so a dense block is never much below half of the raw size.
+    if len(sparse) <= new.nbytes // 2:
+        return sparse
+    return min(sparse, _dense(codec, new), key=len)
+
+
+def _dense(codec: pa.Codec, new: Words) -> bytes:
+    return bytes([_DENSE]) + _frame(codec, (new, new.itemsize))
+
+
+def _frame(codec: pa.Codec, *columns: tuple[Words, int]) -> bytes:
+    """The first so many byte planes of each column, compressed together: one call costs more than many bytes."""
+    content = np.empty((sum(planes for _, planes in columns), columns[0][0].size), np.uint8)
+    row = 0
+    for numbers, planes in columns:
+        content[row : row + planes] = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T[:planes]
+        row += planes
+    frame: bytes = codec.compress(content, asbytes=True)
+    return _LENGTH.pack(len(frame)) + frame
+
+
+def _zigzag(difference: Words) -> Words:
+    signed = difference.view(f"<i{difference.itemsize}")
+    zigzag: Words = ((signed << 1) ^ (signed >> (8 * difference.itemsize - 1))).view(difference.dtype)
+    return zigzag
+
+
+def _unzigzag(zigzag: Words) -> Words:
+    one = zigzag.dtype.type(1)
+    difference: Words = (zigzag >> one) ^ (~(zigzag & one) + one)
+    return difference
+
+
+class _Reader:
+    """Takes a patch apart from its beginning."""
+
+    def __init__(self, patch: bytes) -> None:
+        self.position = 0
+        self._patch = memoryview(patch)
+        self._codec = pa.Codec("zstd")
+
+    def take(self, form: struct.Struct) -> tuple[int, ...]:
+        values: tuple[int, ...] = form.unpack_from(self._patch, self.position)
+        self.position += form.size
+        return values
+
+    def kind(self) -> int:
+        """Of the block that begins here."""
+        return self._patch[self.position]
+
+    def planes(self, count: int, planes: int) -> NDArray[np.uint8]:
+        """The planes of `count` elements in the frame that begins here."""
+        (length,) = self.take(_LENGTH)
+        frame = self._patch[self.position : self.position + length]
+        self.position += length
+        content = self._codec.decompress(frame, count * planes)
+        return np.frombuffer(content, np.uint8).reshape(planes, count)
+
+
+def _joined(planes: NDArray[np.uint8], width: int) -> Words:
+    """Integers of `width` bytes out of their first byte planes."""
+    joined = np.zeros((planes.shape[1], width), np.uint8)
+    joined[:, : len(planes)] = planes.T
+    return joined.reshape(-1).view(f"<u{width}")
+
+
+def _apply_block(chunk: Words, reader: _Reader) -> None:
+    kind = reader.kind()
+    if kind == _SPARSE:
+        _, count, planes = reader.take(_HEAD)
+        if not 0 < count <= chunk.size or not 1 <= planes <= 4:
+            raise ValueError(f"{count} changes in {planes} planes for a chunk of {chunk.size}")
+        content = reader.planes(count, planes + chunk.itemsize)
+        where = np.cumsum(_joined(content[:planes], 4), dtype=np.int64) + np.arange(count)
+        chunk[where] += _unzigzag(_joined(content[planes:], chunk.itemsize))
+        return
+    reader.position += 1
+    if kind == _DENSE:
+        chunk[:] = _joined(reader.planes(chunk.size, chunk.itemsize), chunk.itemsize)
+    elif kind != _UNCHANGED:
+        raise ValueError(f"there is no block of kind {kind}")

@@ -1,0 +1,190 @@
+"""What a version is made of: the small file that is written last and makes it exist.
+
+The first line of the file is the sha256 of everything after that line; the rest is JSON. A manifest that does not
+match its first line is not used. It names its files by their sha256 and its base's manifest by that first line, so the
+sha256 of one manifest vouches for every byte of every file its state is made of, back to the anchor.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+from offbeat.types import Json
+from offbeat.weights.bits import DTYPES, state_digest
+from offbeat.weights.errors import DamagedFile
+from offbeat.weights.probe import Probe, ProbeError
+
+FORMAT: Final = "offbeat-weights/1"
+FOLDER: Final = "versions"
+CALIBRATION: Final = "calibration.json"
+"""The manifest of version 0 once more, for its probe alone: it outlives the version's weights."""
+
+
+def manifest_name(version: int) -> str:
+    """Where a version's manifest lies: names sort as versions do.
+
+    >>> manifest_name(12)
+    'versions/0000000012.json'
+    """
+    return f"{FOLDER}/{version:010}.json"
+
+
+def version_of(name: str) -> int | None:
+    """The version whose manifest has this file name; None for other files.
+
+    >>> version_of("0000000012.json"), version_of("notes.txt")
+    (12, None)
+    """
+    stem = name.removesuffix(".json")
+    return int(stem) if stem != name and len(stem) >= 10 and stem.isdecimal() else None
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a version."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of the state a version results in."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    xxh3: str
+    patch: tuple[int, int] | None
+    """Its blocks: bytes [start, end) of the patch; start = end where nothing changed. None without a patch."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """The state a patch was made on."""
+
+    version: int
+    state: str
+    manifest: str
+    """The sha256 of its manifest."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A version: an anchor, a patch on a base, or both, and what comes out of either.
+
+    >>> anchor = File("data/a.safetensors", 120, "00" * 32)
+    >>> manifest = Manifest.made(3, {"w": TensorEntry("BF16", (4,), "11" * 32, None)}, anchor=anchor)
+    >>> Manifest.parse(manifest.serialise(), "versions/0000000003.json") == manifest
+    True
+    """
+
+    version: int
+    state: str
+    tensors: Mapping[str, TensorEntry]
+    base: Base | None = None
+    patch: File | None = None
+    anchor: File | None = None
+    probe: Json = None
+    sha256: str = ""
+    """What the first line of the file says."""
+
+    @classmethod
+    def made(
+        cls,
+        version: int,
+        tensors: Mapping[str, TensorEntry],
+        *,
+        base: Base | None = None,
+        patch: File | None = None,
+        anchor: File | None = None,
+        probe: Probe | None = None,
+    ) -> "Manifest":
+        """With its digests worked out."""
+        state = state_digest((name, t.dtype, t.shape, t.xxh3) for name, t in tensors.items())
+        manifest = cls(version, state, tensors, base, patch, anchor, probe.to_json() if probe else None)
+        return replace(manifest, sha256=hashlib.sha256(manifest._body()).hexdigest())
+
+    @property
+    def files(self) -> list[File]:
+        """Everything the version needs beside this manifest, its base's files excepted."""
+        return [file for file in (self.patch, self.anchor) if file is not None]
+
+    def serialise(self) -> bytes:
+        """The file's content."""
+        return self.sha256.encode() + b"\n" + self._body()
+
+    def _body(self) -> bytes:
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "version": self.version,
+                "state": self.state,
+                "base": vars(self.base) if self.base else None,
+                "patch": vars(self.patch) if self.patch else None,
+                "anchor": vars(self.anchor) if self.anchor else None,
+                "tensors": {name: vars(entry) for name, entry in self.tensors.items()},
+                "probe": self.probe,
+            },
+            separators=(",", ":"),
+            ensure_ascii=False,
+        ).encode()
+
+    @classmethod
+    def parse(cls, content: bytes, name: str) -> "Manifest":
+        """What `serialise` wrote, or `DamagedFile`."""
+        first, _, body = content.partition(b"\n")
+        if first != hashlib.sha256(body).hexdigest().encode():
+            raise _damaged(name, "its first line is not the sha256 of the rest")
+        try:
+            return replace(cls._from_json(json.loads(body)), sha256=first.decode())
+        except (ValueError, KeyError, TypeError, AttributeError, ProbeError) as error:
+            raise _damaged(name, f"it does not describe a version ({error!r})") from error
+
+    @classmethod
+    def _from_json(cls, data: dict[str, Json]) -> "Manifest":
+        if data["format"] != FORMAT:
+            raise ValueError(f"its format is {data['format']!r}, and this reads {FORMAT!r}")
+        entries = cast("dict[str, dict[str, Json]]", data["tensors"])
+        tensors = {name: _tensor_entry(entry) for name, entry in entries.items()}
+        base, patch, anchor = (cast("dict[str, Json] | None", data[key]) for key in ("base", "patch", "anchor"))
+        manifest = cls(
+            version=int(cast("int", data["version"])),
+            state=str(data["state"]),
+            tensors=tensors,
+            base=_base(base) if base else None,
+            patch=_file(patch) if patch else None,
+            anchor=_file(anchor) if anchor else None,
+            probe=data["probe"],
+        )
+        if manifest.anchor is None and (manifest.patch is None or manifest.base is None):
+            raise ValueError("it has neither an anchor nor a patch with a base")
+        if manifest.state != state_digest((name, t.dtype, t.shape, t.xxh3) for name, t in tensors.items()):
+            raise ValueError("its tensors do not add up to its state")
+        return manifest
+
+
+def _tensor_entry(entry: dict[str, Json]) -> TensorEntry:
+    shape = tuple(int(size) for size in cast("list[int]", entry["shape"]))
+    dtype = str(entry["dtype"])
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not known")
+    patch = cast("list[int] | None", entry["patch"])
+    return TensorEntry(dtype, shape, str(entry["xxh3"]), (int(patch[0]), int(patch[1])) if patch else None)
+
+
+def _base(entry: dict[str, Json]) -> Base:
+    return Base(int(cast("int", entry["version"])), str(entry["state"]), str(entry["manifest"]))
+
+
+def _file(entry: dict[str, Json]) -> File:
+    return File(str(entry["name"]), int(cast("int", entry["bytes"])), str(entry["sha256"]))
+
+
+def _damaged(name: str, why: str) -> DamagedFile:
+    return DamagedFile(
+        f"the manifest {name} is damaged: {why}. Restore it from a copy, or remove it: the version is then gone, and "
+        f"versions after it can be loaded from the next anchor on"
+    )

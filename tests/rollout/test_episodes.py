@@ -1,0 +1,62 @@
+"""Groups of several turns, through an engine and an environment."""
+
+import asyncio
+
+import numpy as np
+
+from offbeat.rollout.engine import Request, Sampling
+from offbeat.rollout.episodes import Episodes
+from offbeat.rollout.scripted import ScriptedEngine, bigrams
+from offbeat.types import UNKNOWN, Finish, Prompt
+
+SAMPLING = Sampling(max_tokens=60, stop_token_ids=(1,))
+
+
+class Echo:
+    """Answers twice, then ends the episode."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def reply(self, text: str) -> str | None:
+        self.heard.append(text)
+        return "5 6" if len(self.heard) < 3 else None
+
+
+def played(size: int = 6) -> tuple:
+    engine = ScriptedEngine(16)
+    episodes = Episodes(
+        lambda prompt: Echo(),
+        encode=lambda text: [int(word) for word in text.split()],
+        decode=lambda ids: " ".join(map(str, ids)),
+    )
+    request = Request("g", [3], size, SAMPLING, seed=4)
+    return asyncio.run(episodes.play(engine, Prompt("p", [3], "t"), request))
+
+
+def test_turns_and_replies_are_one_completion_with_the_replies_masked() -> None:
+    answers = played()
+    assert [one.id for one in answers] == [f"g/{i}" for i in range(6)]
+    done = [one for one in answers if one.finish is Finish.STOP]
+    assert done
+    for one in done:
+        replies = one.token_ids[~one.loss_mask]
+        assert replies.tolist() == [5, 6, 5, 6]
+        assert one.versions[0].version == 0 and one.versions[-1].end == len(one.token_ids)
+
+
+def test_what_the_policy_wrote_has_the_log_probs_of_its_whole_context() -> None:
+    table = bigrams((), 16)
+    for one in played():
+        path = [3, *one.token_ids.tolist()]
+        expected = np.where(one.loss_mask, table[path[:-1], path[1:]], 0.0)
+        assert one.behavior_logprobs is not UNKNOWN
+        np.testing.assert_allclose(one.behavior_logprobs, expected, atol=1e-5)
+
+
+def test_the_same_request_is_the_same_group() -> None:
+    assert played() == played()
+
+
+def test_the_limit_is_of_the_whole_episode() -> None:
+    assert all(len(one.token_ids) <= SAMPLING.max_tokens for one in played(12))

@@ -1,0 +1,42 @@
+"""The journal survives crashes, and the time budget adds up."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.run.health import Action, Health, Rule
+from offbeat.run.journal import FileJournal, Phase, Stopwatch, read
+
+
+def test_a_line_that_a_crash_cut_short_costs_nothing_but_itself(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with FileJournal(path) as journal:
+        journal.write("step", 1, metrics={"loss": float("nan")})
+    with path.open("ab") as file:
+        file.write(b'{"at": 3, "step": 2, "ki')
+    with FileJournal(path) as journal:
+        journal.write("step", 3)
+    assert [(event["step"], event["kind"]) for event in read(path)] == [(1, "step"), (3, "step")]
+    assert next(read(path))["metrics"] == {"loss": None}
+
+
+@given(st.lists(st.tuples(st.sampled_from(Phase), st.floats(0, 10), st.floats(0, 10))))
+def test_phases_sum_to_wall_time(spans: list[tuple[Phase, float, float]]) -> None:
+    now = [0.0]
+    watch = Stopwatch(lambda: now[0])
+    for phase, inside, between in spans:
+        with watch.phase(phase):
+            now[0] += inside
+        now[0] += between
+    assert sum(watch.seconds().values()) == pytest.approx(now[0])
+
+
+@given(st.lists(st.floats(allow_nan=True), max_size=30), st.integers(1, 4))
+def test_a_rule_speaks_once_for_each_spell_of_illness(values: list[float], patience: int) -> None:
+    health = Health([Rule("ess", below=0.5, patience=patience, action=Action.STOP)])
+    spoken = sum(len(health.look({"ess": value}, [])) for value in values)
+    spells = [len(list(run)) for ill, run in itertools.groupby(values, lambda v: not v >= 0.5) if ill]
+    assert spoken == sum(length >= patience for length in spells)

@@ -1,0 +1,169 @@
+"""A run in one process, with everything real but its size."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from tests.run import synchronous
+from tests.run.digits_task import two_digits
+
+from offbeat.config import Config, parse
+from offbeat.experience.log import ExperienceLog
+from offbeat.run.directory import RunDirectory, RunError
+from offbeat.run.journal import read
+from offbeat.run.local import load_tokenizer, make_task, train
+from offbeat.run.loop import Loop
+from offbeat.seeds import derive
+from offbeat.tasks.data import prompt_at
+from offbeat.trainer.checkpoint import Checkpoints
+from tiny_model import save_model
+
+pytestmark = pytest.mark.engine
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("model")
+    save_model(place)
+    return place
+
+
+def config(model: Path, **changes: object) -> Config:
+    base: dict[str, object] = {
+        "steps": 6,
+        "prompts_per_step": 4,
+        "group_size": 4,
+        "model": {"path": str(model), "compute": "float32", "serve": "float32"},
+        "engine": {"kind": "hf"},
+        "sampling": {"max_tokens": 5},
+        "optimizer": {"learning_rate": 1e-3},
+        "objective": {"preset": "rec-oneside-nois", "zero_variance_mask": False},
+        "trainer": {"save_every": 2},
+        "task": {"name": str(HERE / "digits_task.py"), "scorers": 1},
+    }
+    return parse(base | changes)
+
+
+def ran(config: Config, place: Path) -> tuple[list[dict], RunDirectory]:
+    directory = RunDirectory(place)
+    if not directory.events.exists():
+        directory.create(config)
+    train(config, directory)
+    return list(read(directory.events)), directory
+
+
+def parameters(directory: RunDirectory, config: Config) -> dict[str, torch.Tensor]:
+    settings = json.loads(config.model_dump_json(exclude={"steps"}))
+    with Checkpoints(directory.checkpoints, config=settings) as checkpoints:
+        newest = checkpoints.newest()
+        assert newest is not None
+        return dict(newest.policy())
+
+
+def test_with_v_1_and_i_1_a_lockstep_run_is_synchronous_grpo_bit_for_bit(model: Path, tmp_path: Path) -> None:
+    asked = config(model, steps=20, prompts_per_step=4)
+    events, directory = ran(asked, tmp_path / "run")
+    tokenizer = load_tokenizer(asked)
+    order = prompt_at(make_task(asked), tokenizer, derive(0, "prompts"))
+
+    def reward(token_ids: list[int]) -> float:
+        return two_digits(tokenizer.decode(token_ids, skip_special_tokens=True), {})
+
+    objective = asked.objective.resolve()
+    expected, rewards = synchronous.train(
+        model,
+        order,
+        reward,
+        steps=20,
+        batch=4,
+        size=4,
+        tokens=5,
+        lr=1e-3,
+        clip=(objective.gate.low, objective.gate.high),
+    )
+    assert [event["metrics"]["reward_mean"] for event in events if event["kind"] == "step"] == rewards
+    found = parameters(directory, asked)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize(("every", "updates"), [(1, 1), (1, 4), (10, 1), (4, 2)])
+def test_v_and_i_do_exactly_what_they_promise(model: Path, tmp_path: Path, every: int, updates: int) -> None:
+    steps = 12
+    events, directory = ran(
+        config(model, steps=steps, updates_per_batch=updates, sync={"every": every}), tmp_path / "run"
+    )
+    kinds = Counter(event["kind"] for event in events)
+    made = [event for event in events if event["kind"] == "step"]
+    assert kinds["step"] == steps and kinds["published"] == 1 + steps // every
+    assert all(event["lags"] == [(event["step"] - 1) % every] * 4 for event in made)
+    assert sum(event["metrics"]["updates"] for event in made) == steps * updates
+    with ExperienceLog.open(directory.experience) as log:
+        assert log.size() == steps * 4
+        assert log.ledger().generated == steps * 4
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(model: Path, tmp_path: Path) -> None:
+    asked = config(model, steps=9, sync={"every": 3})
+    whole, directory = ran(asked, tmp_path / "whole")
+    cut = RunDirectory(tmp_path / "cut")
+    cut.create(asked)
+    loops: list[Loop] = []
+
+    def stop_at_5(event: dict) -> None:
+        if event["kind"] == "step" and event["step"] == 5:
+            loops[0].stop("test")
+
+    train(asked, cut, watching=stop_at_5, started=loops.append)
+    train(asked, cut)
+    found, expected = parameters(cut, asked), parameters(directory, asked)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    metrics = [[event["metrics"] for event in run if event["kind"] == "step"] for run in (read(cut.events), whole)]
+    assert metrics[0] == metrics[1]
+
+
+def test_concurrent_lag_stays_within_its_bound_and_nothing_expires(model: Path, tmp_path: Path) -> None:
+    asked = config(model, steps=10, sync={"every": 2}, run={"mode": "concurrent", "max_lag": 4})
+    events, directory = ran(asked, tmp_path / "run")
+    lags = [lag for event in events if event["kind"] == "step" for lag in event["lags"]]
+    assert max(lags) <= 4 and len(lags) == 40
+    with ExperienceLog.open(directory.experience) as log:
+        ledger = log.ledger()
+        ledger.check()
+        assert "expired" not in ledger.dropped
+
+
+def test_a_run_learns_offline_from_a_log_then_goes_on_with_fresh_groups(model: Path, tmp_path: Path) -> None:
+    first = config(model, steps=4)
+    _, source = ran(first, tmp_path / "first")
+    offline = config(
+        model, steps=3, run={"mode": "offline", "experience": str(source.experience)}, sampler={"mode": "offline"}
+    )
+    events, _ = ran(offline, tmp_path / "offline")
+    assert [event["kind"] for event in events].count("step") == 3
+    assert not [event for event in events if event["kind"] == "worker lost"]
+    mixed = config(
+        model,
+        steps=4,
+        run={"experience": str(source.experience), "max_lag": 50},
+        sampler={"mode": "replay"},
+        objective={"preset": "rec-oneside-nois", "untested_lag": True},
+    )
+    events, _ = ran(mixed, tmp_path / "mixed")
+    assert sum(event["replayed"] for event in events if event["kind"] == "step") > 0
+
+
+def test_a_directory_that_holds_a_run_is_not_begun_again(model: Path, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(config(model))
+    directory.events.touch()
+    with pytest.raises(RunError, match="offbeat resume"):
+        directory.create(config(model))
+
+
+def test_the_time_budget_sums_to_wall_time(model: Path, tmp_path: Path) -> None:
+    events, _ = ran(config(model, steps=3), tmp_path / "run")
+    [end] = [event for event in events if event["kind"] == "ended"]
+    assert sum(end["seconds"].values()) == pytest.approx(end["at"] - events[0]["at"], abs=2.0)

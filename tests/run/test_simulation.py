@@ -1,0 +1,36 @@
+"""The loop under bad weather, in virtual time: a short form of lab/simulate_run.py."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import simulate_run
+from offbeat.run import virtual_time
+from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
+
+
+@pytest.mark.parametrize("seed", range(20_000, 20_016))
+def test_whatever_dies_lag_is_bounded_the_books_balance_and_the_run_ends(seed: int) -> None:
+    simulate_run.checked(seed)
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    assert simulate_run.checked(20_003) == simulate_run.checked(20_003)
+
+
+def test_a_program_that_waits_for_nothing_is_told_so() -> None:
+    async def forever() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(virtual_time.StandStill):
+        virtual_time.run(forever())
+
+
+def test_the_checks_of_the_simulation_can_fail() -> None:
+    world = simulate_run.World(20_000)
+    learner = simulate_run.Learner(world)
+    learner.step = world.max_lag + 1
+    answer = Completion("g/0", np.array([2]), np.array([-0.5]), (VersionSpan(0, 0, 1),), score=Score(1.0))
+    with pytest.raises(simulate_run.Broken, match="of lag"):
+        virtual_time.run(learner.train([Group("g", Prompt("p", np.array([1]), "t"), (answer,))]))

@@ -1,0 +1,103 @@
+"""Models and groups small enough for tests, with everything a trainer meets: ragged lengths, lag, foreign answers."""
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from offbeat.experience.packing import lay_out, plan
+from offbeat.objective.spec import Objective
+from offbeat.trainer.forward import TokenScorer, to_layout
+from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
+from offbeat.trainer.trainer import StepSettings, Trainer
+from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
+
+VOCABULARY = 48
+
+
+def a_llama(seed: int = 0, **changes: object) -> LlamaForCausalLM:
+    """Two layers, four heads that share two of keys and values."""
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+    }
+    return LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+
+
+def a_group(name: str, rng: np.random.Generator, prompt: int, sizes: list[int], *, version: int = 0) -> Group:
+    """Random tokens and rewards, some of the same; behavior log-probs are whatever."""
+
+    def completion(i: int, size: int) -> Completion:
+        return Completion(
+            f"{name}/{i}",
+            rng.integers(0, VOCABULARY, size),
+            rng.normal(-3.0, 0.5, size),
+            (VersionSpan(version, 0, size),),
+            score=Score(float(rng.integers(0, 3)) / 2),
+        )
+
+    tokens = rng.integers(0, VOCABULARY, prompt)
+    return Group(name, Prompt(f"p-{name}", tokens, "made-up"), tuple(completion(i, n) for i, n in enumerate(sizes)))
+
+
+def some_groups(seed: int, count: int = 3, size: int = 4) -> list[Group]:
+    """Ragged prompts and completions."""
+    rng = np.random.default_rng(seed)
+    return [
+        a_group(f"g{i}", rng, int(rng.integers(1, 9)), rng.integers(1, 9, size).tolist(), version=i)
+        for i in range(count)
+    ]
+
+
+def close_to(scorer: TokenScorer, groups: list[Group], *, spread: float, seed: int = 0) -> list[Group]:
+    """The groups with behavior log-probs near the policy's own, so that ratios and gates have something to decide."""
+    rng = np.random.default_rng(seed)
+    near = []
+    for group in groups:
+        answers = []
+        for completion, own in zip(group.completions, logprobs(scorer, [group]), strict=True):
+            noisy = own.float().numpy() + spread * rng.normal(size=len(own))
+            answers.append(
+                Completion(
+                    completion.id,
+                    completion.token_ids,
+                    noisy,
+                    completion.versions,
+                    completion.loss_mask,
+                    score=completion.score,
+                )
+            )
+        near.append(Group(group.id, group.prompt, tuple(answers)))
+    return near
+
+
+@torch.no_grad()
+def logprobs(scorer: TokenScorer, groups: list[Group]) -> list[torch.Tensor]:
+    """Of every completion, on plain rows, in order."""
+    found: dict[tuple[int, int], torch.Tensor] = {}
+    for part in plan(groups, 1 << 20, shared_prefix=False):
+        layout = to_layout(lay_out(part, groups), shared_prefix=False, device=scorer.device)
+        sizes = [len(groups[g].completions[c].token_ids) for g, c in part.completions]
+        found |= dict(zip(part.completions, scorer(layout).logprobs.split(sizes), strict=True))
+    return [found[g, c] for g, group in enumerate(groups) for c in range(len(group.completions))]
+
+
+def a_trainer(
+    objective: Objective,
+    *,
+    seed: int = 0,
+    rate: float = 1e-2,
+    reference: TokenScorer | None = None,
+    optimizer: OptimizerSettings | None = None,
+    model: PreTrainedModel | None = None,
+    **settings: object,
+) -> Trainer:
+    scorer = TokenScorer(a_llama(seed) if model is None else model)
+    adamw = MasterAdamW(scorer, optimizer or OptimizerSettings(Schedule(rate)))
+    return Trainer(scorer, adamw, StepSettings(objective, **settings), reference)  # type: ignore[arg-type]

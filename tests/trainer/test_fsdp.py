@@ -1,0 +1,202 @@
+"""Sharded training computes what one process computes; a lost rank is named; nothing hangs."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from offbeat.objective.presets import PRESETS
+from offbeat.trainer.checkpoint import Checkpoints
+from offbeat.trainer.estimate import Shape, check_worst_case, estimate_memory
+from offbeat.trainer.forward import TokenScorer
+from offbeat.trainer.fsdp import serving_state, shard
+from offbeat.trainer.launch import GRACE, RankDied, RankFailed, RankLost, RankSilent, Watch, run_ranks
+from offbeat.trainer.ranks import Ranks
+from offbeat.types import Json
+from small_trainer import one_step_each, small_model, small_trainer, steps_with_checkpoints
+
+
+def relative(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """How far apart all weights together are, against their norm."""
+    assert a.keys() == b.keys()
+    whole, other = (torch.cat([tensors[name].flatten() for name in a]) for tensors in (a, b))
+    return float((whole - other).norm() / whole.norm())
+
+
+@pytest.mark.engine
+def test_two_ranks_make_the_same_update_as_one_process_for_every_preset(tmp_path: Path) -> None:
+    presets = [*sorted(PRESETS), "grpo+kl"]
+    alone = one_step_each(Ranks(), presets, str(tmp_path), False)
+    both = run_ranks(one_step_each, 2, (presets, str(tmp_path), True))
+    assert isinstance(alone, dict)
+    for rank in both:
+        assert isinstance(rank, dict)
+        for preset in presets:
+            assert rank[preset] == pytest.approx(alone[preset], rel=1e-5, abs=1e-6), preset
+    for preset in presets:
+        found = [load_file(tmp_path / f"{preset}-{name}.safetensors") for name in ("1-False", "2-True")]
+        assert relative(*found) <= 1e-6, preset
+
+
+def test_the_serving_state_has_the_names_of_a_state_dict_and_a_tied_head_once() -> None:
+    for tied in (True, False):
+        model = small_model(tied=tied)
+        state = dict(serving_state(TokenScorer(model), torch.bfloat16))
+        expected = set(model.state_dict()) - ({"lm_head.weight"} if tied else set())
+        assert state.keys() == expected and all(t.dtype == torch.bfloat16 for t in state.values())
+
+
+def test_sharding_refuses_parameters_that_are_no_masters() -> None:
+    with pytest.raises(ValueError, match="load the model in float32"):
+        shard(TokenScorer(small_model(dtype=torch.bfloat16)), compute=torch.bfloat16)
+
+
+def fails_on_one(ranks: Ranks) -> Json:
+    """Rank 1 raises; rank 0 waits for it in an exchange."""
+    if ranks.rank == 1:
+        raise KeyError("made to fail")
+    ranks.sum(torch.zeros(1))
+    return None
+
+
+def leaves_early(ranks: Ranks) -> Json:
+    if ranks.rank == 0:
+        os._exit(3)
+    ranks.sum(torch.zeros(1))
+    return None
+
+
+@pytest.mark.engine
+def test_a_rank_that_raises_is_named_and_not_the_one_that_waited_for_it() -> None:
+    with pytest.raises(RankFailed, match="rank 1 raised KeyError: 'made to fail'") as lost:
+        run_ranks(fails_on_one, 2)
+    assert lost.value.rank == 1 and "fails_on_one" in str(lost.value)
+
+
+@pytest.mark.engine
+def test_a_rank_that_exits_without_a_word_is_named() -> None:
+    with pytest.raises(RankDied, match="rank 0 ended with exit code 3"):
+        run_ranks(leaves_early, 2)
+
+
+def strike(place: Path, at_step: int, sign: signal.Signals) -> tuple[Callable[[Sequence[int]], None], list[float]]:
+    """Send rank 1 a signal once the run has reached a step; when that was."""
+    when: list[float] = []
+
+    def wait_and_strike(pids: Sequence[int]) -> None:
+        while not (place / "at").exists() or int((place / "at").read_text() or 0) < at_step:
+            time.sleep(0.01)
+        os.kill(pids[1], sign)
+        when.append(time.monotonic())
+
+    return lambda pids: threading.Thread(target=wait_and_strike, args=(pids,), daemon=True).start(), when
+
+
+@pytest.mark.engine
+def test_a_killed_or_stopped_rank_ends_the_run_within_twenty_seconds_and_resuming_is_bitwise(tmp_path: Path) -> None:
+    through = run_ranks(steps_with_checkpoints, 2, (str(tmp_path / "through"), 12, 3))
+    struck = tmp_path / "struck"
+    struck.mkdir()
+    for sign, kind, at_step in ((signal.SIGKILL, RankDied, 4), (signal.SIGSTOP, RankSilent, 8)):
+        started, when = strike(struck, at_step, sign)
+        with pytest.raises(RankLost) as lost:
+            run_ranks(steps_with_checkpoints, 2, (str(struck), 1000, 3, 0.05), started=started, silence=3.0)
+        assert type(lost.value) is kind and lost.value.rank == 1
+        assert time.monotonic() - when[0] < 20
+    resumed = run_ranks(steps_with_checkpoints, 2, (str(struck), 12, 3))
+    for before, after in zip(through, resumed, strict=True):
+        assert isinstance(before, dict) and isinstance(after, dict)
+        assert 1 < len(after) < 12 and after.items() <= before.items() and "12" in after
+
+
+@pytest.mark.engine
+def test_another_number_of_ranks_goes_on_from_the_same_bits(tmp_path: Path) -> None:
+    two = run_ranks(steps_with_checkpoints, 2, (str(tmp_path / "two"), 3, 3))
+    alone = small_trainer()
+    with (
+        Checkpoints(tmp_path / "two", config={"every": 3}) as from_two,
+        Checkpoints(tmp_path / "one", config={"every": 3}) as from_one,
+    ):
+        newest = from_two.newest()
+        assert newest is not None and len(newest.manifest.parts) == 2
+        newest.restore(alone)
+        from_one.save(alone, {})
+    back = run_ranks(steps_with_checkpoints, 2, (str(tmp_path / "one"), 3, 3))
+    for before, after in zip(two, back, strict=True):
+        assert isinstance(before, dict) and isinstance(after, dict)
+        assert after == {"3": before["3"]}
+
+
+def estimated(ranks: Ranks) -> Json:
+    """The estimate's terms on a sharded trainer, and that its worst case runs."""
+    trainer = small_trainer(ranks=ranks, sharded=True)
+    estimate = estimate_memory(trainer, Shape(8, 8, 4))
+    check_worst_case(trainer, Shape(8, 8, 4), estimate)
+    return dict(estimate.terms)
+
+
+@pytest.mark.engine
+def test_a_rank_needs_memory_for_its_slices_alone() -> None:
+    alone = estimate_memory(small_trainer(), Shape(8, 8, 4)).terms
+    for rank in run_ranks(estimated, 2):
+        assert isinstance(rank, dict) and rank["gathered layers"]
+        for name in ("master weights", "AdamW", "gradients"):
+            assert rank[name] == pytest.approx(alone[name] / 2, rel=0.01)
+        assert rank["activations"] == pytest.approx(alone["activations"], rel=0.1)
+
+
+def test_the_watch_blames_the_dead_before_those_who_waited_for_them() -> None:
+    watch = Watch(3, began=0.0)
+    for rank in range(3):
+        watch.hear(rank, 1.0)
+    watch.fail(0, "raised RuntimeError: Connection closed by peer", 1.5)
+    watch.end(0, 1, 1.5)
+    assert watch.verdict(1.6) is None, "the cause may still show"
+    watch.end(2, -11, 1.7)
+    lost = watch.verdict(1.7)
+    assert isinstance(lost, RankDied) and lost.rank == 2 and "SIGSEGV" in str(lost)
+
+
+def test_the_watch_blames_the_first_to_fail_when_all_do() -> None:
+    watch = Watch(2, began=0.0)
+    watch.fail(1, "raised ValueError: x", 2.0)
+    watch.fail(0, "raised RuntimeError: Connection closed by peer", 2.1)
+    watch.end(0, 1, 2.2)
+    watch.end(1, 1, 2.2)
+    lost = watch.verdict(2.0 + GRACE)
+    assert isinstance(lost, RankFailed) and lost.rank == 1
+
+
+def test_the_watch_allows_a_slow_start_and_no_long_silence_after_it() -> None:
+    watch = Watch(2, began=0.0, silence=10.0, starting=60.0)
+    watch.hear(0, 50.0)
+    assert watch.verdict(59.0) is None
+    assert isinstance(silent := watch.verdict(60.5), RankSilent) and silent.rank == 0
+    watch.hear(0, 60.5)
+    assert isinstance(silent := watch.verdict(60.5), RankSilent) and silent.rank == 1
+
+
+def test_a_rank_that_has_ended_well_may_be_silent() -> None:
+    watch = Watch(2, began=0.0, silence=10.0)
+    watch.hear(0, 1.0)
+    watch.hear(1, 1.0)
+    watch.end(0, 0, 2.0)
+    watch.hear(1, 19.0)
+    assert watch.verdict(20.0) is None and not watch.done
+    watch.end(1, 0, 20.0)
+    assert watch.done
+
+
+@pytest.mark.engine
+def test_a_trainer_alone_in_a_process_group_computes_the_same_bits(tmp_path: Path) -> None:
+    run_ranks(one_step_each, 1, (["grpo"], str(tmp_path), True))
+    one_step_each(Ranks(), ["grpo"], str(tmp_path), False)
+    a, b = (load_file(tmp_path / f"grpo-1-{sharded}.safetensors") for sharded in (True, False))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert small_trainer().check.shared_prefix

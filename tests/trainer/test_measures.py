@@ -1,0 +1,170 @@
+"""Drift, gates and the bound by hand-computed numbers, and the same however micro-batches are cut."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small import a_llama, a_trainer, close_to, some_groups
+
+from offbeat.experience.packing import lay_out, plan
+from offbeat.objective.spec import Objective
+from offbeat.trainer.batch import assemble, to_part
+from offbeat.trainer.forward import TokenScorer
+from offbeat.trainer.measures import Measures, Pass, Seen, measure
+from offbeat.trainer.ranks import Ranks
+from offbeat.trainer.trainer import Trained
+from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, VersionSpan
+
+CPU = torch.device("cpu")
+
+
+def a_pair(name: str, version: int | None, ratios: list[list[float]]) -> Group:
+    """Two answers of two tokens, right and wrong; behavior log-probs are −1, so that π_k/α will be `ratios`."""
+    spans = () if version is None else (VersionSpan(version, 0, 2),)
+    answers = tuple(
+        Completion(f"{name}/{i}", [3, 4], [-1.0, -1.0], spans, score=Score(float(i == 0))) for i in range(len(ratios))
+    )
+    return Group(name, Prompt("p", [1], "t"), answers)
+
+
+def measured(
+    groups: list[Group],
+    ratios: list[list[list[float]]],
+    *,
+    later: float = 1.0,
+    step: int = 10,
+    gated: bool = True,
+    passed: bool = True,
+) -> Measures:
+    """One micro-batch and two updates; at the second every ratio is `later` times as large and the gate as `passed`."""
+    batch = assemble(groups, Objective(), step=step)
+    [part] = plan(batch.trimmed, 999, shared_prefix=True)
+    made = to_part(batch, lay_out(part, batch.trimmed), shared_prefix=True, counts=True, device=CPU)
+    values = torch.tensor([ratios[g][c] for g, c in part.completions])
+    first, second = (-1 + (values * factor).log() for factor in (1.0, later))
+    entropies = torch.full_like(first, 0.7)
+    passes = [Pass(first, entropies, made.mask_NT), Pass(second, entropies, made.mask_NT & passed)]
+    return measure(batch, [Seen(made, passes, None)], gated=gated, ranks=Ranks())
+
+
+class TestByHand:
+    RATIOS = ((1.5, 1.0), (0.5, 1.0))
+
+    def of(self, version: int | None = 10, **arguments: object) -> Measures:
+        ratios = [list(row) for row in self.RATIOS]
+        return measured([a_pair("g", version, ratios)], [ratios], **arguments)  # type: ignore[arg-type]
+
+    def test_drift_per_token_and_per_sequence(self) -> None:
+        figures = self.of().overall
+        assert figures["drift_tv_token"] == pytest.approx(0.5 * (0.5 + 0 + 0.5 + 0) / 4)
+        assert figures["drift_tv_sequence"] == pytest.approx(0.5 * (0.5 + 0.5) / 2)
+        kl = (0.5 - math.log(1.5)) + (-0.5 - math.log(0.5))
+        assert figures["drift_kl_token"] == pytest.approx(kl / 4, rel=1e-5)
+        assert figures["ess"] == pytest.approx((1.5 + 0.5) ** 2 / (2 * (1.5**2 + 0.5**2)))
+
+    def test_predicted_gain_and_bounds_look_at_the_last_update(self) -> None:
+        figures = self.of(later=1.1).overall
+        right, wrong = 1.5 * 1.21, 0.5 * 1.21
+        assert figures["predicted_gain"] == pytest.approx((right * 0.5 - wrong * 0.5) / 2, rel=1e-5)
+        sigma = math.sqrt(0.25 + 1e-4)
+        surrogate = (right - wrong) * 0.5 / sigma / 2
+        tv_policy, tv_proximal = (abs(right - 1) + abs(wrong - 1)) / 4, 0.25
+        penalty = (1 - sigma) / sigma * tv_policy + tv_proximal
+        assert figures["bound_tight"] == pytest.approx(surrogate - penalty, rel=1e-4)
+        assert figures["bound_paper"] == pytest.approx(surrogate - 2 * penalty, rel=1e-4)
+
+    def test_gates_count_updates_by_sign(self) -> None:
+        figures = self.of(passed=False).overall
+        assert figures["gate_stopped_up"] == figures["gate_stopped_down"] == 0.5  # passed in one update of two
+
+    def test_what_cannot_move_is_not_shown(self) -> None:
+        figures = self.of(gated=False).overall
+        assert "gate_stopped_up" not in figures and "reference_kl" not in figures
+
+    def test_the_engine_gap_is_about_lag_0_alone(self) -> None:
+        assert self.of(version=10).overall["engine_gap"] == pytest.approx(
+            (abs(math.log(1.5)) + abs(math.log(0.5))) / 4, rel=1e-5
+        )
+        assert "engine_gap" not in self.of(version=9).overall
+
+    def test_entropy_rewards_and_shares(self) -> None:
+        figures = self.of().overall
+        assert figures["entropy"] == pytest.approx(0.7)
+        assert figures["reward_mean"] == 0.5
+        assert figures["trained_tokens"] == 4
+        assert figures["zero_variance_share"] == figures["too_small_share"] == 0
+
+
+class TestByLag:
+    def test_tokens_and_groups_fall_into_the_bucket_of_their_lag(self) -> None:
+        still, far = [[1.0, 1.0], [1.0, 1.0]], [[3.0, 1.0], [1.0, 1.0]]
+        found = measured([a_pair("a", 10, still), a_pair("b", 4, far), a_pair("c", None, still)], [still, far, still])
+        assert list(found.by_lag) == ["0", "4-7", "none"]
+        assert found.by_lag["0"]["drift_tv_token"] == 0 and found.by_lag["0"]["ess"] == 1
+        assert found.by_lag["4-7"]["drift_tv_token"] == pytest.approx(0.25)
+        assert found.by_lag["4-7"]["lag"] == 6
+        assert found.by_lag["4-7"]["ess"] == pytest.approx(16 / (2 * 10))
+        assert "lag" not in found.by_lag["none"]
+        assert found.overall["lag"] == 3
+
+    def test_a_completion_written_by_two_versions_is_split_between_buckets(self) -> None:
+        ratios = [[1.0, 1.0], [1.0, 1.0]]
+        group = a_pair("g", 10, ratios)
+        spans = (VersionSpan(2, 0, 1), VersionSpan(10, 1, 2))
+        group = replace(group, completions=tuple(replace(c, versions=spans) for c in group.completions))
+        found = measured([group], [ratios])
+        assert list(found.by_lag) == ["0", "8-15"] and found.overall["lag"] == 4
+        assert "ess" not in found.by_lag["0"] and found.by_lag["8-15"]["ess"] == 1  # a group has one lag, its largest
+
+    def test_a_version_the_trainer_has_not_reached_counts_as_none_of_ours(self) -> None:
+        ratios = [[1.0, 1.0], [1.0, 1.0]]
+        assert list(measured([a_pair("g", 11, ratios)], [ratios]).by_lag) == ["none"]
+
+
+def test_answers_without_log_probs_take_part_in_no_drift() -> None:
+    ratios = [[2.0, 1.0], [1.0, 1.0], [9.0, 9.0]]
+    group = a_pair("g", 10, ratios)
+    foreign = replace(group.completions[2], behavior_logprobs=UNKNOWN, versions=(), source="human")
+    found = measured([replace(group, completions=(*group.completions[:2], foreign))], [ratios])
+    assert found.overall["drift_tv_token"] == pytest.approx(0.5 * 1.0 / 4)
+    assert found.overall["drift_tv_sequence"] == pytest.approx(0.5 * 1.0 / 2)
+    assert found.overall["trained_tokens"] == 6
+
+
+@pytest.mark.parametrize("budget", [24, 40, 999])
+def test_figures_do_not_depend_on_micro_batches(budget: int) -> None:
+    groups = close_to(TokenScorer(a_llama()), some_groups(7, count=4), spread=0.2)
+    whole, cut = (a_trainer(Objective(), token_budget=b).train(groups) for b in (999, budget))
+    assert isinstance(whole, Trained) and isinstance(cut, Trained)
+    assert cut.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-7)
+    for bucket, figures in whole.by_lag.items():
+        assert cut.by_lag[bucket] == pytest.approx(figures, rel=1e-5, abs=1e-7)
+
+
+def test_on_its_own_samples_a_policy_has_no_drift_and_only_its_arithmetic_for_a_gap() -> None:
+    groups = close_to(TokenScorer(a_llama()), some_groups(7), spread=0.0)
+    fresh = [replace(g, completions=tuple(fresh_version(c) for c in g.completions)) for g in groups]
+    done = a_trainer(Objective()).train(fresh)
+    assert isinstance(done, Trained)
+    assert done.metrics["engine_gap"] < 1e-5 and done.metrics["drift_tv_token"] < 1e-5
+    assert done.metrics["ess"] == pytest.approx(1)
+
+
+def fresh_version(completion: Completion) -> Completion:
+    return replace(completion, versions=(VersionSpan(0, 0, len(completion.token_ids)),))
+
+
+def test_ratios_beyond_all_measure_stay_finite() -> None:
+    groups = [
+        replace(
+            g,
+            completions=tuple(
+                replace(c, behavior_logprobs=np.linspace(-1e4, 1e4, len(c.token_ids))) for c in g.completions
+            ),
+        )
+        for g in some_groups(7)
+    ]
+    done = a_trainer(Objective()).train(groups)
+    assert isinstance(done, Trained) and all(math.isfinite(value) for value in done.metrics.values())

@@ -1,0 +1,376 @@
+"""A step computes what a naive trainer computes, however it is cut up, and leaves the policy alone when it must."""
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_trainer import naive_step
+from small import VOCABULARY, a_group, a_llama, a_trainer, close_to, logprobs, some_groups
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from offbeat.experience.packing import plan
+from offbeat.metrics import METRICS
+from offbeat.objective.presets import PRESETS
+from offbeat.objective.spec import KL, Advantage, Aggregate, Objective
+from offbeat.trainer.forward import ModelCheck, TokenScorer
+from offbeat.trainer.optimizer import OptimizerSettings, Schedule
+from offbeat.trainer.trainer import NoGradient, Refused, Trained, Trainer
+from offbeat.types import UNKNOWN, Completion, Group, Score, Unscorable
+
+LENGTH_LIMIT = 9
+
+
+def parameters(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.scorer.parameters()])
+
+
+def moved(trainer: Trainer, groups: list[Group], **arguments: object) -> torch.Tensor:
+    """The update a step makes."""
+    before = parameters(trainer)
+    done = trainer.train(groups, **arguments)  # type: ignore[arg-type]
+    assert isinstance(done, Trained), done
+    return parameters(trainer) - before
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def lagged(seed: int, spread: float = 0.15) -> list[Group]:
+    return close_to(TokenScorer(a_llama()), some_groups(seed), spread=spread, seed=seed)
+
+
+class TestAgainstTheNaiveTrainer:
+    @pytest.mark.parametrize("name", sorted(PRESETS))
+    @pytest.mark.parametrize("updates", [1, 3])
+    def test_every_preset_makes_the_same_update(self, name: str, updates: int) -> None:
+        groups, naive = lagged(seed=11, spread=0.004 if "mask" in name else 0.15), a_llama()
+        start = torch.cat([p.detach().flatten() for p in naive.parameters()])
+        trainer = a_trainer(
+            PRESETS[name].objective,
+            rate=1e-3,
+            updates_per_batch=updates,
+            length_limit=LENGTH_LIMIT,
+            optimizer=OptimizerSettings(Schedule(1e-3), max_grad_norm=0.05),
+        )
+        found = moved(trainer, groups)
+        naive_step(naive, groups, name, updates=updates, rate=1e-3, clip=0.05)
+        expected = torch.cat([p.detach().flatten() for p in naive.parameters()]) - start
+        # Adam divides by the gradient's own size, so where that is nearly 0 rounding decides; hence a norm over all.
+        assert relative(found, expected) < 1e-3
+
+    @pytest.mark.parametrize("name", sorted(PRESETS))
+    def test_every_preset_has_the_same_gradient_norm(self, name: str) -> None:
+        groups = lagged(seed=5, spread=0.004 if "mask" in name else 0.15)
+        done = a_trainer(PRESETS[name].objective, length_limit=LENGTH_LIMIT).train(groups)
+        assert isinstance(done, Trained)
+        assert done.metrics["grad_norm"] == pytest.approx(
+            naive_step(a_llama(), groups, name, updates=1, rate=0), rel=1e-5
+        )
+
+
+class TestCuttingUp:
+    @settings(max_examples=30, deadline=None)
+    @given(
+        name=st.sampled_from(sorted(PRESETS)),
+        seed=st.integers(0, 99),
+        budget=st.integers(20, 200),
+        shared=st.booleans(),
+    )
+    def test_no_micro_batch_split_padding_or_sharing_changes_the_gradient(
+        self, name: str, seed: int, budget: int, shared: bool
+    ) -> None:
+        near = close_to(TokenScorer(exact_model()), some_groups(seed), spread=0.004 if "mask" in name else 0.15)
+        whole, parts = (gradient(name, near, b, s) for b, s in ((999, True), (budget, shared)))
+        assert relative(parts, whole) < 1e-6
+
+    def test_a_small_budget_really_cuts(self) -> None:
+        groups = some_groups(0)
+        assert len(plan(groups, 20, shared_prefix=True)) > 3 * len(plan(groups, 1 << 16, shared_prefix=True))
+
+    @pytest.mark.parametrize("kind", list(Aggregate))
+    def test_other_groups_of_the_batch_enter_the_normaliser(self, kind: Aggregate) -> None:
+        groups = some_groups(3)
+        alone, together = (gradient(Objective(aggregate=kind), part, 999, True) for part in (groups[:1], groups))
+        other = gradient(Objective(aggregate=kind), groups[1:], 999, True)
+        sizes = [sum(len(c.token_ids) for c in g.completions) for g in groups]
+        if kind is not Aggregate.TOKEN_MEAN:
+            sizes = [len(g.completions) for g in groups]
+        expected = (alone * sizes[0] + other * sum(sizes[1:])) / sum(sizes)
+        assert relative(together, expected) < 1e-6
+
+
+def exact_model() -> GPT2LMHeadModel:
+    """In float64 throughout, which a Llama is not: what differs by more than rounding is wrong."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64, "bos_token_id": None, "eos_token_id": None}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, initializer_range=0.3, **sizes)).double()
+
+
+def gradient(objective: str | Objective, groups: list[Group], budget: int, shared: bool) -> torch.Tensor:
+    """As the first update has it."""
+    if isinstance(objective, str):
+        objective = PRESETS[objective].objective
+    trainer = a_trainer(objective, model=exact_model(), token_budget=max(budget, 64), length_limit=LENGTH_LIMIT)
+    if not shared:
+        trainer.check = ModelCheck(False, "asked for")
+        trainer.scorer.model.set_attn_implementation("sdpa")
+    kept: list[torch.Tensor] = []
+
+    def keep(step: int, norm: float | None = None) -> float:
+        kept.extend(p.grad.clone().flatten() for p in trainer.scorer.parameters())
+        return 0.0
+
+    trainer.optimizer.update = keep  # type: ignore[method-assign]
+    trainer.settings = replace(trainer.settings, token_budget=budget)
+    assert isinstance(trainer.train(groups), Trained)
+    return torch.cat(kept)
+
+
+class TestProximal:
+    def test_at_the_first_update_policy_and_proximal_are_one(self) -> None:
+        """So one update of decoupled PPO is the update of its correction alone, whatever its clip."""
+        objective = PRESETS["decoupled-ppo"].objective
+        groups = lagged(2)
+        wide, narrow = (
+            moved(a_trainer(replace(objective, gate=replace(objective.gate, low=w, high=w))), groups)
+            for w in (0.5, 0.0)
+        )
+        assert torch.equal(wide, narrow)
+
+    def test_later_updates_are_gated_against_the_first(self) -> None:
+        objective = PRESETS["decoupled-ppo"].objective
+        groups = lagged(2)
+        wide, narrow = (
+            moved(
+                a_trainer(replace(objective, gate=replace(objective.gate, low=w, high=w)), updates_per_batch=3), groups
+            )
+            for w in (0.5, 0.001)
+        )
+        assert not torch.allclose(wide, narrow)
+
+    def test_no_forward_pass_is_made_for_it(self) -> None:
+        trainer, passes = a_trainer(PRESETS["tis"].objective, updates_per_batch=3), []
+        trainer.scorer.register_forward_hook(lambda *_: passes.append(1))
+        trainer.train(lagged(2))
+        assert len(passes) == 3
+
+
+class TestReference:
+    def with_kl(self, **settings: object) -> Trainer:
+        objective = Objective(regularizers=(KL(0.5),))
+        return a_trainer(objective, reference=TokenScorer(a_llama(seed=1)), **settings)  # type: ignore[arg-type]
+
+    def test_the_policy_is_pulled_towards_it(self) -> None:
+        trainer, groups = self.with_kl(rate=3e-3), [equal_rewards(g) for g in some_groups(1)]
+        figures = [trainer.train(groups).metrics["reference_kl"] for _ in range(30)]  # type: ignore[union-attr]
+        assert figures[-1] < figures[0] / 2
+
+    def test_it_is_refreshed_when_due_and_not_before(self) -> None:
+        trainer, groups = self.with_kl(refresh_every=2), some_groups(1)
+        first = [p.clone() for p in trainer.reference.parameters()]  # type: ignore[union-attr]
+        trainer.train(groups)
+        assert all(map(torch.equal, first, trainer.reference.parameters()))  # type: ignore[union-attr]
+        trainer.train(groups)
+        assert all(map(torch.equal, trainer.scorer.parameters(), trainer.reference.parameters()))  # type: ignore[union-attr]
+
+    def test_an_objective_and_a_reference_that_do_not_fit_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="give a second model"):
+            a_trainer(Objective(regularizers=(KL(0.5),)))
+        with pytest.raises(ValueError, match="leave `reference` out"):
+            a_trainer(Objective(), reference=TokenScorer(a_llama()))
+
+
+class TestRefusal:
+    def test_a_broken_group_is_named_and_nothing_changes(self) -> None:
+        trainer, groups = a_trainer(PRESETS["grpo"].objective), lagged(4)
+        trainer.train(groups)
+        before = snapshot(trainer)
+        first = groups[1].completions[0]
+        broken = replace(first, behavior_logprobs=np.full(len(first.token_ids), np.nan))
+        groups[1] = replace(groups[1], completions=(broken, *groups[1].completions[1:]))
+        refused = trainer.train(groups)
+        assert isinstance(refused, Refused) and list(refused.faults) == [groups[1].id]
+        assert "behavior log-probs are not finite" in refused.faults[groups[1].id]
+        assert same(snapshot(trainer), before)
+
+    def test_log_probs_that_overflow_name_the_groups_that_did_it(self) -> None:
+        groups = some_groups(6)
+        marked = 7
+        groups = [without_token(g, marked) for g in groups]
+        culprit = replace(groups[2], prompt=replace(groups[2].prompt, token_ids=[marked]))
+        trainer = a_trainer(Objective())
+        with torch.no_grad():
+            trainer.scorer.model.get_input_embeddings().weight[marked] = math.inf
+        before = snapshot(trainer)
+        refused = trainer.train([*groups[:2], culprit])
+        assert refused == Refused({culprit.id: "the policy's log-probs of it are not finite"})
+        assert same(snapshot(trainer), before) and trainer.step == 0
+
+    def test_a_gradient_that_overflows_refuses_the_update(self) -> None:
+        trainer, groups = a_trainer(Objective()), some_groups(6)
+        huge = [
+            replace(g, completions=tuple(replace(c, score=Score(3e38 * (i % 2))) for i, c in enumerate(g.completions)))
+            for g in groups
+        ]
+        before = snapshot(trainer)
+        refused = trainer.train(huge)
+        assert isinstance(refused, Refused) and refused.faults.keys() == {g.id for g in huge}
+        assert "norm" in next(iter(refused.faults.values()))
+        assert same(snapshot(trainer), before)
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"token_ids": [999, 1]}, "token id 999 is outside the model's vocabulary of 48"),
+            ({"token_ids": [-1, 1]}, "token id -1 is outside"),
+            ({"behavior_logprobs": UNKNOWN}, "its behavior log-probs are unknown, and this objective needs them"),
+            ({"behavior_logprobs": [-math.inf, -1.0]}, "1 of 2 behavior log-probs are not finite"),
+            ({"score": Score(math.nan)}, "reward nan"),
+            (
+                {"token_ids": [1] * 300, "behavior_logprobs": [-1.0] * 300, "loss_mask": None},
+                "more than the token budget",
+            ),
+        ],
+    )
+    def test_what_cannot_be_trained_on_is_refused_with_its_reason(self, change: dict, reason: str) -> None:
+        sound = a_group("g", np.random.default_rng(0), 3, [2, 2])
+        broken = replace(sound, completions=(replace(sound.completions[0], **change), sound.completions[1]))
+        refused = a_trainer(PRESETS["grpo"].objective, token_budget=128).train([broken])
+        assert isinstance(refused, Refused) and reason in refused.faults["g"]
+
+    def test_an_empty_prompt_is_refused(self) -> None:
+        group = a_group("g", np.random.default_rng(0), 0, [2, 2])
+        refused = a_trainer(Objective()).train([group])
+        assert isinstance(refused, Refused) and "the prompt is empty" in refused.faults["g"]
+
+    def test_an_unscorable_completion_is_never_looked_at(self) -> None:
+        groups = some_groups(8)
+        odd = replace(groups[0].completions[0], id="x", score=Unscorable("crash"), token_ids=[999], loss_mask=None)
+        wider = [replace(groups[0], completions=(*groups[0].completions, odd)), *groups[1:]]
+        assert torch.equal(*(moved(a_trainer(Objective()), batch) for batch in (groups, wider)))
+
+
+class TestNothingToLearn:
+    def test_equal_rewards_everywhere_are_an_error_that_says_so(self) -> None:
+        trainer, groups = a_trainer(Objective()), [equal_rewards(g) for g in some_groups(1)]
+        before = snapshot(trainer)
+        with pytest.raises(NoGradient, match="0 tokens had gradient: of 3 groups 3 have no difference in reward"):
+            trainer.train(groups)
+        assert same(snapshot(trainer), before)
+
+    def test_a_gate_that_stops_everything_is_an_error_that_says_so(self) -> None:
+        trainer = a_trainer(PRESETS["rec-twoside"].objective)
+        far = [
+            replace(
+                g, completions=tuple(replace(c, behavior_logprobs=[-40.0] * len(c.token_ids)) for c in g.completions)
+            )
+            for g in some_groups(1)
+        ]
+        before = snapshot(trainer)
+        with pytest.raises(NoGradient, match="was stopped by the gate"):
+            trainer.train(far)
+        assert same(snapshot(trainer), before)
+
+    def test_a_batch_that_the_gate_has_used_up_ends_early(self) -> None:
+        done = a_trainer(PRESETS["rec-twoside"].objective, rate=0.3, updates_per_batch=9).train(lagged(3, spread=0.01))
+        assert isinstance(done, Trained) and 1 <= done.updates < 9
+        assert done.metrics["updates"] == done.updates
+
+    def test_groups_without_contrast_cost_no_forward_pass_and_still_count(self) -> None:
+        groups = some_groups(1)
+        dull = [replace(equal_rewards(g), id=f"dull-{g.id}") for g in some_groups(2)]
+        trainer, tokens = a_trainer(Objective()), []
+        trainer.scorer.register_forward_hook(lambda _, inputs, __: tokens.append(len(inputs[0].targets)))
+        found = trainer.train([*groups, *dull])
+        assert isinstance(found, Trained)
+        assert sum(tokens) == sum(len(c.token_ids) for g in groups for c in g.completions)
+        assert found.zero_variance == tuple(g.id for g in dull)
+        assert found.metrics["trained_tokens"] > sum(tokens)
+
+
+class TestDeterminism:
+    @pytest.mark.parametrize("name", ["grpo-off-policy", "red-drop", "tis"])
+    def test_the_same_groups_give_the_same_bits(self, name: str) -> None:
+        runs = []
+        for _ in range(2):
+            trainer = a_trainer(PRESETS[name].objective, updates_per_batch=2, token_budget=64)
+            runs.append([moved(trainer, lagged(seed)) for seed in range(3)])
+        assert all(map(torch.equal, *runs))
+
+    def test_red_drop_draws_by_group_id_and_not_by_place(self) -> None:
+        groups = some_groups(1, count=4, size=5)
+        here, there = (moved(a_trainer(PRESETS["red-drop"].objective), batch) for batch in (groups, groups[::-1]))
+        assert relative(there, here) < 1e-4
+
+
+def test_shrunk_advantages_take_what_is_known_of_the_prompts() -> None:
+    objective, groups = Objective(Advantage.SHRUNK), some_groups(1)
+    with pytest.raises(ValueError, match="prior_B2"):
+        a_trainer(objective).train(groups)
+    norms = []
+    for prior in (1.0, 50.0):
+        done = a_trainer(objective).train(groups, prior_B2=torch.tensor([[prior, 1.0]] * len(groups)))
+        assert isinstance(done, Trained)
+        norms.append(done.metrics["grad_norm"])
+    assert norms[1] > norms[0]  # a prompt known to be easy has little variance: its surprises weigh more
+
+
+def test_a_loss_mask_keeps_tokens_out_of_the_gradient_but_not_out_of_the_context() -> None:
+    groups = some_groups(1)
+    masked = [
+        replace(g, completions=tuple(replace(c, loss_mask=np.arange(len(c.token_ids)) % 2 == 0) for c in g.completions))
+        for g in groups
+    ]
+    done = a_trainer(Objective()).train(masked)
+    assert isinstance(done, Trained)
+    assert done.metrics["trained_tokens"] == sum(int(c.loss_mask.sum()) for g in masked for c in g.completions)
+    assert not torch.equal(*(moved(a_trainer(Objective()), batch) for batch in (groups, masked)))
+
+
+def test_training_raises_the_probability_of_what_is_rewarded() -> None:
+    trainer, groups = a_trainer(PRESETS["rec-oneside-nois"].objective, rate=1e-3), lagged(9)
+    best = [max(range(4), key=lambda i, g=g: g.completions[i].score.reward) for g in groups]  # type: ignore[union-attr]
+
+    def sums() -> torch.Tensor:
+        scores = torch.stack([values.sum() for values in logprobs(copy.deepcopy(trainer.scorer), groups)]).view(-1, 4)
+        return scores[range(len(groups)), best] - scores.mean(-1)
+
+    before = sums()
+    for _ in range(3):
+        trainer.train(groups)
+    assert (sums() > before).all()
+
+
+def test_every_metric_emitted_is_declared() -> None:
+    trainer = a_trainer(PRESETS["grpo"].objective, updates_per_batch=2)
+    done = trainer.train(lagged(1))
+    assert isinstance(done, Trained)
+    assert done.metrics.keys() <= METRICS.keys()
+    assert all(figures.keys() <= METRICS.keys() for figures in done.by_lag.values())
+    assert all(math.isfinite(value) for value in done.metrics.values())
+
+
+def snapshot(trainer: Trainer) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in trainer.optimizer.tensors().values()] + [parameters(trainer)]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) or bool((a.isinf() & b.isinf()).any()) for a, b in zip(one, other, strict=True))
+
+
+def equal_rewards(group: Group) -> Group:
+    return replace(group, completions=tuple(replace(c, score=Score(1.0)) for c in group.completions))
+
+
+def without_token(group: Group, token: int) -> Group:
+    def spared(ids: np.ndarray) -> np.ndarray:
+        return np.where(ids == token, token + 1, ids)
+
+    answers: tuple[Completion, ...] = tuple(replace(c, token_ids=spared(c.token_ids)) for c in group.completions)
+    return replace(group, prompt=replace(group.prompt, token_ids=spared(group.prompt.token_ids)), completions=answers)

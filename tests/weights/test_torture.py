@@ -1,0 +1,41 @@
+"""Broken files, SIGKILL at every step and many readers, for real: the lab's torture in its short form."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weights_mutants import mutants
+
+LAB = Path(__file__).parents[2] / "lab"
+
+
+def torture(what: str) -> str:
+    command = [sys.executable, str(LAB / "torture_weights.py"), what, "--short"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600).stdout
+
+
+def test_no_broken_file_is_accepted() -> None:
+    [figure] = mutants(140, seed=7)
+    assert figure.holds and figure.measured == 0 and figure.n == 140
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_a_publisher_killed_at_any_write_or_rename_leaves_a_log_without_mixtures() -> None:
+    said = torture("kill")
+    assert "found an unloadable one: 0 kills" in said, said
+    kills = re.search(r"kills by call: write (\d+), rename (\d+)", said)
+    assert kills and int(kills[1]) >= 5 and int(kills[2]) >= 1, said
+
+
+@pytest.mark.engine
+def test_late_joiners_and_killed_readers_arrive_and_cost_the_publisher_nothing() -> None:
+    said = torture("fanout")
+    assert "end with the last version: 8 of 8 readers" in said, said
+    # Time depends on who else uses the machine; the number of calls does not.
+    calls = re.search(r"write calls (\S+) and (\S+), read calls (\S+) and (\S+);", said)
+    assert calls and calls[1] == calls[2] and calls[3] == calls[4], said
