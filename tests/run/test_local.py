@@ -13,8 +13,9 @@ from offbeat.config import Config, parse
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.directory import RunDirectory, RunError
 from offbeat.run.journal import read
-from offbeat.run.local import load_tokenizer, make_task, train
+from offbeat.run.local import train
 from offbeat.run.loop import Loop
+from offbeat.run.wiring import load_tokenizer, make_task
 from offbeat.seeds import derive
 from offbeat.tasks.data import prompt_at
 from offbeat.trainer.checkpoint import Checkpoints

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
@@ -25,6 +26,9 @@ class LocalLearner:
     sequences: Sequences
     """What every version is probed with."""
     serve: torch.dtype
+    pinned: int = 3
+    """Checkpoints whose version is kept: those that are kept, and the one being written."""
+    _pins: dict[int, int] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -47,7 +51,14 @@ class LocalLearner:
         return {"how": done.kind, "bytes": done.bytes, "changed": done.changed}
 
     async def save(self, state: Mapping[str, Json]) -> None:
-        """See `Learner`."""
-        await asyncio.to_thread(
-            self.checkpoints.save, self.trainer, state
-        )  # written meanwhile; `train` asks how it went
+        """See `Learner`. It is written while training goes on; `train` asks how that went."""
+        await asyncio.to_thread(self._save, state)
+
+    def _save(self, state: Mapping[str, Json]) -> None:
+        # A run that goes on from here serves this version again, however many have come and gone since.
+        published = cast(int, state["published"])
+        self.weights.pin(published, by=f"step {self.step}")
+        self.checkpoints.save(self.trainer, state)
+        self._pins[self.step] = published
+        for step in sorted(self._pins)[: -self.pinned]:
+            self.weights.unpin(self._pins.pop(step), by=f"step {step}")

@@ -101,6 +101,8 @@ class LiveView:
             return f"step {step}  published version {event['version']} ({event['why']}, {event.get('bytes', 0)} bytes)"
         if kind == "evaluated":
             return f"step {step}  pass@1 {self.passed}"
+        if kind == "foretold":
+            return str(event["memory"]).splitlines()[0]
         if kind in ("alarm", "worker lost", "refused", "no gradient", "resumed"):
             return f"step {step}  {kind}: {event.get('says', event.get('why', ''))}"
         return ""
