@@ -94,6 +94,33 @@ class RunDirectory:
         return parse(data)
 
 
+class PauseFile:
+    """A `Gate` that a person opens by removing a file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     gate = PauseFile(Path(place) / "pause")
+    ...     gate.shut()
+    ...     shut = gate.is_open()
+    ...     (Path(place) / "pause").unlink()
+    ...     shut, gate.is_open()
+    (False, True)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def shut(self) -> None:
+        """See `Gate`."""
+        self._path.write_text(
+            "remove this file to let the run go on; events.jsonl says why it paused\n", encoding="utf-8"
+        )
+
+    def is_open(self) -> bool:
+        """See `Gate`."""
+        return not self._path.exists()
+
+
 class RunLock(AbstractContextManager["RunLock"]):
     """One driver at a time: two would train one policy twice."""
 

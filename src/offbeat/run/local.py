@@ -22,7 +22,7 @@ from offbeat.rollout.groups import GroupMaker
 from offbeat.rollout.leases import LeaseDesk
 from offbeat.rollout.worker import Worker
 from offbeat.run.desk import Desk
-from offbeat.run.directory import RunDirectory, RunError, RunLock
+from offbeat.run.directory import PauseFile, RunDirectory, RunError, RunLock
 from offbeat.run.evaluation import Evaluation
 from offbeat.run.fleet import Fleet
 from offbeat.run.health import Health
@@ -155,7 +155,7 @@ class LocalRun:
         evaluation = Evaluation(config, self.task, self.tokenizer, self.pool, self.trainer.scorer.model)
         return Loop(
             plan(config), self.log, sampler, desk, rule, fleet, learner, cadence(config), self.journal, Health(),
-            Stopwatch(clock), clock, evaluate=evaluation, released=lambda: not self.directory.pause.exists(),
+            Stopwatch(clock), clock, evaluate=evaluation, gate=PauseFile(self.directory.pause),
             published=published, cursor=cursor,
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ written. Every wait has a name and a deadline.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from offbeat.experience.ledger import Event, Happening, Ledger
 from offbeat.experience.sampler import Draw, Dropped, Sampler, Waiting
@@ -30,7 +30,7 @@ from offbeat.run.desk import Desk
 from offbeat.run.fleet import Fleet
 from offbeat.run.health import Action, Health
 from offbeat.run.journal import Journal, Phase, Stopwatch
-from offbeat.run.parts import Learner, Log, Outcome, Plan
+from offbeat.run.parts import Gate, Learner, Log, Outcome, Plan, Ungated
 from offbeat.trainer.trainer import NoGradient, Trained
 from offbeat.types import Group, Json
 from offbeat.weights.cadence import Cadence
@@ -61,8 +61,7 @@ class Loop:
     watch: Stopwatch
     clock: Callable[[], float]
     evaluate: Callable[[int], Awaitable[Mapping[str, Json]]] | None = None
-    released: Callable[[], bool] = lambda: True
-    """Whether a person has let a paused run go on."""
+    gate: Gate = field(default_factory=Ungated)
     published: int = -1
     cursor: Snapshot | None = None
 
@@ -233,7 +232,8 @@ class Loop:
     async def _pause(self, why: str) -> None:
         await self._save()
         until = self.clock() + self.plan.pause_seconds
-        while not self.released():
+        self.gate.shut()
+        while not self.gate.is_open():
             if self.clock() > until:
                 self.stop(f"paused for {self.plan.pause_seconds:g} s: {why}")
                 return

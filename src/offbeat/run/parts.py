@@ -35,6 +35,27 @@ class Plan:
     """Between looks at the log for groups that come from elsewhere."""
 
 
+class Gate(Protocol):
+    """Where a paused run waits for a person."""
+
+    def shut(self) -> None:
+        """Ask the person."""
+
+    def is_open(self) -> bool:
+        """Whether the run may go on."""
+
+
+class Ungated:
+    """No person: a pause is a checkpoint and goes on."""
+
+    def shut(self) -> None:
+        """See `Gate`."""
+
+    def is_open(self) -> bool:
+        """See `Gate`."""
+        return True
+
+
 class Learner(Protocol):
     """The trainer's side of a run: in this process, or behind actors."""
 
