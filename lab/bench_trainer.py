@@ -176,7 +176,8 @@ def speed(short: bool) -> bool:
                 "ratio",
                 median(plain) <= 1.05,
                 n,
-                f"{notes[1]}; credit, packing and measures included; {load_note()}",
+                f"{notes[1]}; credit, packing and measures included, and the head's product made again in the backward "
+                f"pass, since logits are not kept; {load_note()}",
             ),
             Figure(
                 f"trainer.2.trl-{named}",

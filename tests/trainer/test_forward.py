@@ -205,4 +205,5 @@ def test_smollm2_shares_prefixes_and_splits_batches_exactly() -> None:
 
     found = compare_paths(*smollm2_case())
     assert found.logprobs <= 1e-4 and found.shared_gradients <= 1e-4
-    assert found.split_loss <= 1e-6 and found.split_parameters <= 1e-6
+    # float32 rounds by this much, differently with every thread count; in float64 it is 4e-10 (lab/results).
+    assert found.split_loss <= 5e-6 and found.split_parameters <= 1e-6
