@@ -1,5 +1,7 @@
 """Models and groups small enough for tests, with everything a trainer meets: ragged lengths, lag, foreign answers."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -8,7 +10,7 @@ from offbeat.experience.packing import lay_out, plan
 from offbeat.objective.spec import Objective
 from offbeat.trainer.forward import TokenScorer, to_layout
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
-from offbeat.trainer.trainer import StepSettings, Trainer
+from offbeat.trainer.trainer import StepSettings, Trained, Trainer
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
 
 VOCABULARY = 48
@@ -101,3 +103,23 @@ def a_trainer(
     scorer = TokenScorer(a_llama(seed) if model is None else model)
     adamw = MasterAdamW(scorer, optimizer or OptimizerSettings(Schedule(rate)))
     return Trainer(scorer, adamw, StepSettings(objective, **settings), reference)  # type: ignore[arg-type]
+
+
+def lagged(seed: int, spread: float = 0.15) -> list[Group]:
+    return close_to(TokenScorer(a_llama()), some_groups(seed), spread=spread, seed=seed)
+
+
+def parameters(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.scorer.parameters()])
+
+
+def moved(trainer: Trainer, groups: list[Group], **arguments: object) -> torch.Tensor:
+    """The update a step makes."""
+    before = parameters(trainer)
+    done = trainer.train(groups, **arguments)  # type: ignore[arg-type]
+    assert isinstance(done, Trained), done
+    return parameters(trainer) - before
+
+
+def equal_rewards(group: Group) -> Group:
+    return replace(group, completions=tuple(replace(c, score=Score(1.0)) for c in group.completions))

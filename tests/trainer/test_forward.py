@@ -200,10 +200,12 @@ def assert_plain_rows_are_right(scorer: TokenScorer) -> None:
 
 
 @pytest.mark.engine
-def test_smollm2_shares_prefixes_and_splits_batches_exactly() -> None:
-    from training_exactness import compare_paths, smollm2_case
+def test_smollm2_shares_prefixes_and_splits_batches_up_to_rounding() -> None:
+    from training_arms import Shape, load
+    from training_exactness import compare_paths
 
-    found = compare_paths(*smollm2_case())
+    groups = Shape(prompt=16, completion=8, size=4, groups=1, together=1).make_groups()
+    found = compare_paths(lambda: load(torch.float32), groups, [100, 40])
     assert found.logprobs <= 1e-4 and found.shared_gradients <= 1e-4
     # float32 rounds by this much, differently with every thread count; in float64 it is 4e-10 (lab/results).
     assert found.split_loss <= 5e-6 and found.split_parameters <= 1e-6

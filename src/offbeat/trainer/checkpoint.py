@@ -39,7 +39,6 @@ from offbeat.trainer.checkpoint_files import (
     Slice,
     announcement,
     differing,
-    force,
     problem_of,
     read_rows,
     write_part,
@@ -48,7 +47,7 @@ from offbeat.trainer.checkpoint_state import CheckpointMismatch, local_slices, r
 from offbeat.trainer.ranks import Ranks
 from offbeat.trainer.trainer import Trainer
 from offbeat.types import Json
-from offbeat.weights.store import LocalStore
+from offbeat.weights.store import LocalStore, force
 
 logger = logging.getLogger(__name__)
 

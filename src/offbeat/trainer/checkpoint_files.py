@@ -12,7 +12,6 @@ number of ranks reads what any other number wrote.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -199,15 +198,6 @@ def read_rows(folder: Path, manifest: Manifest, name: str, start: int, end: int)
         entry = manifest.tensors[name]
         return torch.empty((0, *entry.shape[1:]), dtype=DTYPES[entry.dtype])
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def force(folder: Path) -> None:
-    """Fsync a directory: names in it survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def differing(ours: Json, theirs: Json, path: str = "") -> Iterable[str]:

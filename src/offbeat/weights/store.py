@@ -163,7 +163,7 @@ class LocalStore:
             part.unlink(missing_ok=True)
             raise
         if durable:
-            _force(path.parent)
+            force(path.parent)
 
     def remove(self, names: Iterable[str]) -> None:
         folders = set()
@@ -173,7 +173,7 @@ class LocalStore:
                 path.unlink()
                 folders.add(path.parent)
         for folder in folders:
-            _force(folder)
+            force(folder)
 
     def claim(self) -> Claim:
         for folder in FOLDERS:
@@ -181,8 +181,8 @@ class LocalStore:
         claim = _LocalClaim(self._root / _LOCK)
         for part in (self._root / "versions").glob(".*"):  # what a killed publisher had not yet renamed
             part.unlink(missing_ok=True)
-        _force(self._root)
-        _force(self._root.absolute().parent)
+        force(self._root)
+        force(self._root.absolute().parent)
         return claim
 
 
@@ -210,7 +210,7 @@ class _LocalWriter:
 
     def finished(self) -> tuple[int, str]:
         os.fsync(self._file)
-        _force(Path(self._file.name).parent)
+        force(Path(self._file.name).parent)
         return self._bytes, self._sha256.hexdigest()
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class _LocalClaim:
         self._file.close()
 
 
-def _force(folder: Path) -> None:
+def force(folder: Path) -> None:
     """Fsync a folder: names in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
