@@ -63,7 +63,8 @@ def assert_same(one: dict, other: dict) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         if name.startswith("model."):
-            assert float((value - other[name]).norm() / other[name].norm()) < 1e-4, name
+            # A gradient that is zero but for rounding, as of a query with one key to look at, has no relative error.
+            assert float((value - other[name]).norm()) < 1e-4 * float(other[name].norm()) + 1e-6, name
         else:
             assert torch.allclose(value, other[name], rtol=0, atol=1e-5), name
 
