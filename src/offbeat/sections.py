@@ -237,8 +237,6 @@ class TrainerConfig(Section):
 
     token_budget: Positive = 4096
     """Tokens of a micro-batch, padding included."""
-    ranks: Positive = 1
-    """Processes that share the model."""
     checkpoint_activations: bool = False
     """Compute activations twice instead of keeping them."""
     save_every: Positive = 50
@@ -267,8 +265,6 @@ class RunConfig(Section):
     """Wait for each other; workers run ahead within `max_lag`; or no workers at all."""
     max_lag: Annotated[int, Field(ge=0)] | None = None
     """Older groups are not trained on; by default the largest lag that the cadence makes."""
-    place: Literal["local", "ray"] = "local"
-    """Everything in this process, or actors on Ray."""
     experience: str = ""
     """An experience log to start from or to share; by default one in the run directory."""
     patience: Annotated[float, Field(gt=0)] = 1800.0

@@ -22,8 +22,6 @@ class Desk:
         self._changed = asyncio.Condition()
         self.asked = 0
         """Groups begun so far, those begun again included."""
-        self.expired: list[Lease] = []
-        """Leases whose worker was not heard of in time, since somebody last looked."""
 
     async def serving(self, by: str, version: int | None) -> None:
         """See `Prompts`."""
@@ -91,8 +89,7 @@ class Desk:
         return self._leases.state()
 
     def _expire(self) -> None:
-        if late := self._leases.expire(self._clock()):
-            self.expired += late
+        if self._leases.expire(self._clock()):
             self._changed.notify_all()
 
     async def _until_changed(self, seconds: float | None = None) -> None:

@@ -6,7 +6,6 @@ events.jsonl       every metric and event: the one truth
 experience/        the experience log, with the tokenizer beside it
 weights/           the weight log
 checkpoints/       where `offbeat resume` goes on
-model/             the policy at the end, as a Hugging Face directory
 pause              exists while the run waits for a person; remove it to go on
 """
 
@@ -66,11 +65,6 @@ class RunDirectory:
     def tokenizer(self) -> Path:
         """Where `eval`, `score` and `view` look for it."""
         return self.path / "tokenizer"
-
-    @property
-    def model(self) -> Path:
-        """The policy at the end."""
-        return self.path / "model"
 
     @property
     def pause(self) -> Path:
