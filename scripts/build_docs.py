@@ -17,15 +17,18 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from offbeat.cli.init import recipes
 from offbeat.experience import schema
 from offbeat.metrics import METRICS
 from offbeat.objective.presets import PRESETS, Preset
 from offbeat.objective.spec import ExpWeight, Objective
+from offbeat.run.health import DEFAULT_RULES
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "lab"))
 
-from gsm8k_spellings import SPELLINGS  # noqa: E402  # found by the line above
+import docs_events  # noqa: E402  # found by the line above
+from gsm8k_spellings import SPELLINGS  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- built: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -156,7 +159,38 @@ def spellings() -> str:
     return table(["spelling", "a completion ends in"], rows)
 
 
+def alarms() -> str:
+    """Every health rule, with the meaning of what it looks at."""
+    rows = []
+    for rule in DEFAULT_RULES:
+        metric = METRICS[rule.metric]
+        meaning = metric.low if rule.below is not None else metric.high
+        spoken = f"{str(rule).removeprefix(rule.metric + ' ')} for {rule.patience} steps"
+        rows.append([f"`{rule.metric}`", spoken, rule.action.value, f"{metric.meaning}; {meaning}", rule.advice])
+    return table(["metric", "speaks when", "and does", "what it means", "what to do"], rows)
+
+
+def events() -> str:
+    """Every kind of line in events.jsonl."""
+    return table(["kind", "fields", "what it says", "what to do"], docs_events.rows(ROOT / "src"))
+
+
+def recipe_table() -> str:
+    """Every recipe, and on which hardware it was run."""
+    rows = []
+    for name, text in recipes().items():
+        title = text.partition("\n")[0].removeprefix(f"# {name}: ")
+        ran = re.search(r"^# ((?:Not run|Run) by us.*(?:\n# .*)*)", text, re.M)
+        assert ran, f"recipe {name} does not say where it was run"
+        file = f"[`{name}`](../src/offbeat/recipes/{name}.toml)"
+        rows.append([file, title, ran[1].replace("\n# ", " ").rstrip(".")])
+    return table(["recipe", "what", "hardware"], rows)
+
+
 BUILDERS = {
+    "alarms": alarms,
+    "events": events,
+    "recipes": recipe_table,
     "axes": axes,
     "lags": lags,
     "presets": presets,

@@ -15,6 +15,7 @@ LAYERS: list[set[str]] = [
     {"objective"},
     {"sections"},
     {"config"},
+    {"toml_file"},
     {"experience", "weights", "tasks"},
     {"rollout", "trainer"},
     {"run"},

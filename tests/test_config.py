@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from offbeat.config import Config, ConfigError, load, parse
+from offbeat.config import Config, ConfigError, parse
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import KL, CentredBand, Importance, Need, OneSide
+from offbeat.toml_file import load
 
 
 def problems(data: dict[str, Any]) -> list[str]:
@@ -106,7 +107,7 @@ def test_a_file_is_read_and_a_broken_one_explained(tmp_path: Path) -> None:
     file.write_text("group_size = \n")
     with pytest.raises(ConfigError, match="is not TOML"):
         load(file)
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="is not a file; `offbeat init`"):
         load(tmp_path / "missing.toml")
 
 

@@ -1,20 +1,23 @@
 """A run's configuration. No torch: it is checked in milliseconds.
 
-`parse` reports all that is wrong at once, each with the nearest thing that would be right. The knobs are in
-`sections.py`.
+All that is wrong is reported at once, each with the nearest thing that would be right. Every problem begins with the
+key it is about, so that `toml_file.py` can say where that stands. The knobs are in `sections.py`.
 """
 
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from offbeat.nearest import nearest
 from offbeat.objective.presets import PRESETS, Preset
 from offbeat.objective.spec import Need
 from offbeat.sections import (
+    ClusterConfig,
     EngineConfig,
     EvaluationConfig,
     ModelConfig,
@@ -72,6 +75,7 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     run: RunConfig = RunConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     @property
     def largest_lag(self) -> int:
@@ -100,20 +104,27 @@ class Config(Section):
 
     def problems(self) -> list[str]:
         """What does not fit together between sections."""
-        if found := self.objective.problems():
-            return found
-        found += self.sync.problems()
+        found = self.objective.problems() + self.sync.problems()
         if self.run.mode != "offline" and self.sampler.mode == "offline":
             found.append(
                 f"run.mode = {self.run.mode!r} generates, and sampler.mode = 'offline' does not take it; set both"
             )
         if self.run.mode == "offline" and self.sampler.mode != "offline":
-            found.append(f"run.mode = 'offline' needs sampler.mode = 'offline', found {self.sampler.mode!r}")
+            found.append(f"sampler.mode = {self.sampler.mode!r}: run.mode = 'offline' needs sampler.mode = 'offline'")
+        if self.run.mode == "offline" and not self.run.experience:
+            found.append("run.experience = '': run.mode = 'offline' learns from a log; give its path")
+        if self.optimizer.warmup_steps > self.steps:
+            found.append(
+                f"optimizer.warmup_steps = {self.optimizer.warmup_steps}: the run ends at steps = {self.steps}, before "
+                f"the warm-up does; set at most {self.steps}"
+            )
         if self.run.max_lag is not None and self.run.max_lag < self.sync.every - 1:
             found.append(
                 f"run.max_lag = {self.run.max_lag}: with sync.every = {self.sync.every} nothing could be generated "
                 f"between two publishes; set at least {self.sync.every - 1}"
             )
+        if self.trainer.ranks > 1 and self.run.place == "local":
+            found.append(f"trainer.ranks = {self.trainer.ranks}: one process is one rank; set run.place = 'ray'")
         preset, objective = PRESETS[self.objective.preset], self.objective.resolve()
         if self.sampling.truncated and Need.BEHAVIOR in objective.needs:
             found.append(
@@ -121,7 +132,7 @@ class Config(Section):
                 "the distribution sampled from, which truncation changes; set top_p = 1.0 and top_k = 0"
             )
         if not self.objective.untested_lag and self.largest_lag > preset.lag_limit:
-            found.append(_too_much_lag(preset, self.sync.every))
+            found.append(self._too_much_lag(preset))
         if self.reference.refresh_every and Need.REFERENCE not in objective.needs:
             found.append(
                 f"reference.refresh_every = {self.reference.refresh_every}: no term uses a reference policy; "
@@ -129,54 +140,123 @@ class Config(Section):
             )
         return found
 
+    def _too_much_lag(self, preset: Preset) -> str:
+        limit, lag = preset.lag_limit, self.largest_lag
+        if self.run.max_lag is None:
+            asked, less = f"sync.every = {self.sync.every}", f"sync.every = {int(limit) + 1}"
+        else:
+            asked, less = f"run.max_lag = {lag}", f"run.max_lag = {int(limit)}"
+        patient = ", ".join(p.name for p in PRESETS.values() if p.lag_limit >= lag)
+        return (
+            f"{asked} gives lag up to {lag}, and {preset.name!r} is reported up to lag {limit:g} "
+            f"({preset.lag_evidence}); set {less}, choose one of {patient}, or set objective.untested_lag = true"
+        )
 
-def _too_much_lag(preset: Preset, every: int) -> str:
-    patient = ", ".join(p.name for p in PRESETS.values() if p.lag_limit >= every - 1)
-    return (
-        f"sync.every = {every} gives lag up to {every - 1}, and {preset.name!r} is reported up to lag "
-        f"{preset.lag_limit:g} ({preset.lag_evidence}); set sync.every = {int(preset.lag_limit) + 1}, "
-        f"choose one of {patient}, or set objective.untested_lag = true"
-    )
+
+@dataclass(frozen=True)
+class Examined:
+    """What could be made of a configuration.
+
+    >>> examined = examine({"group_sise": 8, "sync": {"every": 4, "at_least": 9}})
+    >>> for problem in examined.problems:
+    ...     print(problem)
+    group_sise is not a setting; did you mean 'group_size'?
+    sync.at_least = 9 leaves no step to publish at; set at most sync.every = 4
+    """
+
+    config: Config
+    """With its defaults where a setting is faulty."""
+    problems: list[str]
+    faulty: frozenset[str]
+    """Keys that were left out; what is said about them is not to be said again."""
+
+    def also(self, problems: Sequence[str]) -> "Examined":
+        """With further problems, save those that only a faulty setting's default causes."""
+        new = [problem for problem in problems if not any(key in problem for key in self.faulty)]
+        return Examined(self.config, self.problems + new, self.faulty)
+
+
+def examine(data: Mapping[str, Any]) -> Examined:
+    """Everything wrong in a configuration, settings that are faulty by themselves and those that do not fit."""
+    left: dict[str, Any] = copy.deepcopy(dict(data))
+    problems: dict[str, list[str]] = {}
+    while True:
+        try:
+            config = Config.model_validate(left)
+            break
+        except ValidationError as invalid:
+            for error in invalid.errors():
+                key = _leave_out(left, error["loc"])
+                problems.setdefault(key, []).append(_explain(key, data, dict(error)))
+    faulty = frozenset(problems)
+    return Examined(config, [says for found in problems.values() for says in found], faulty).also(config.problems())
 
 
 def parse(data: Mapping[str, Any]) -> Config:
     """A valid configuration, or a `ConfigError` that lists everything wrong with it."""
-    try:
-        config = Config.model_validate(data)
-    except ValidationError as invalid:
-        raise ConfigError([_explain(dict(error)) for error in invalid.errors()]) from None
-    if problems := config.problems():
-        raise ConfigError(problems)
-    return config
+    examined = examine(data)
+    if examined.problems:
+        raise ConfigError(examined.problems)
+    return examined.config
 
 
-def load(path: Path) -> Config:
-    """`parse` of a TOML file."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError([f"{path} does not exist"]) from None
-    except tomllib.TOMLDecodeError as broken:
-        raise ConfigError([f"{path} is not TOML: {broken}"]) from None
-    return parse(data)
+def _knobs() -> dict[str, FieldInfo]:
+    """Every setting by its key."""
+    return {key: field for key, field in _fields(Config) if _section(field) is None}
 
 
-def _explain(error: Mapping[str, Any]) -> str:
+def _fields(section: type[BaseModel], before: str = "") -> list[tuple[str, FieldInfo]]:
+    found = []
+    for name, field in section.model_fields.items():
+        found.append((before + name, field))
+        if (inner := _section(field)) is not None:
+            found += _fields(inner, f"{before}{name}.")
+    return found
+
+
+def _section(field: FieldInfo) -> type[Section] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _leave_out(data: dict[str, Any], location: Sequence[int | str]) -> str:
+    """Remove the setting an error is about, however deep within its value the error lies; returns its key."""
+    known = dict(_fields(Config))
+    place = [str(location[0])]
+    for part in location[1:]:
+        if (field := known.get(".".join(place))) is None or _section(field) is None:
+            break
+        data = data[place[-1]]
+        place.append(str(part))
+    del data[place[-1]]
+    return ".".join(place)
+
+
+def _explain(key: str, data: Mapping[str, Any], error: Mapping[str, Any]) -> str:
     """One pydantic error in a person's words."""
-    location = [str(part) for part in error["loc"]]
-    key = ".".join(location)
-    if error["type"] == "extra_forbidden":
-        return f"{key} is not a setting; {nearest(location[-1], _fields_at(location[:-1]))}"
-    if error["type"] == "enum":
-        expected = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        return f"{key} = {error['input']!r} is not a choice; {nearest(str(error['input']), expected)}"
-    return f"{key} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    given: Any = data
+    for part in key.split("."):
+        given = given[part]
+    says, kind = f"{key} = {given!r:.80}", error["type"]
+    if kind == "extra_forbidden":
+        return f"{key} is not a setting; {_nearest_key(key)}"
+    if kind == "model_type":
+        return f"{says} is not a table; write [{key}] and its settings under it"
+    if kind == "value_error":
+        return f"{says} {error['ctx']['error']}"
+    if kind in ("enum", "literal_error"):
+        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        return f"{says} is not a choice; {nearest(str(error['input']), choices)}"
+    default = _knobs()[key].default
+    way_out = "leave it out for none" if default is None else f"the default is {default!r}"
+    return f"{says}: {error['msg'][0].lower()}{error['msg'][1:]}; {way_out}"
 
 
-def _fields_at(location: list[str]) -> list[str]:
-    section: type[BaseModel] = Config
-    for part in location:
-        annotation = section.model_fields[part].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            section = annotation
-    return list(section.model_fields)
+def _nearest_key(key: str) -> str:
+    """Of the same table; or the same name in another."""
+    table, _, name = key.rpartition(".")
+    elsewhere = [known for known in _knobs() if known.rpartition(".")[2] == name]
+    if elsewhere:
+        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
+    inside = [known for known, _ in _fields(Config) if known.rpartition(".")[0] == table]
+    return nearest(name, [known.rpartition(".")[2] for known in inside])

@@ -204,6 +204,22 @@ _ALL = (
         "drift grows faster",
         "slow and safe",
     ),
+    Metric(
+        "pass@1",
+        "mean over prompts of right answers / answers",
+        Reduction.STEP,
+        "what the policy earns now, on the same prompts each time; with a 95 % bootstrap interval over prompts",
+        "the task is solved",
+        "room to learn, or answers that the verifier cannot read: look at groups",
+    ),
+    Metric(
+        "mean reward",
+        "mean over prompts of mean r over scored answers",
+        Reduction.STEP,
+        "as pass@1, for rewards between right and wrong: what the policy earns now",
+        "the task is solved",
+        "room to learn, or answers that the verifier cannot read: look at groups",
+    ),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}

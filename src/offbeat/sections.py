@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from offbeat.nearest import nearest
 from offbeat.objective.presets import PRESETS
@@ -22,35 +22,48 @@ from offbeat.objective.spec import (
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+SinkName = Literal["tensorboard", "wandb", "trackio", "prometheus"]
+FROM_TOML = Field(strict=False)
+"""Of a choice or a pair: TOML has text and lists for them."""
 
 
 class Section(BaseModel):
-    """A table of the TOML file: frozen, and closed to unknown keys."""
+    """A table of the TOML file: frozen, closed to unknown keys, and strict: true is not 1, nor is "8" 8."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class ObjectiveConfig(Section):
     """[objective]: a preset, and what to change in it. What is left out stays as published."""
 
     preset: str = "rec-oneside-nois"
-    """A name from docs/objectives.md."""
-    advantage: Advantage | None = None
+    """What is optimised; `offbeat objectives` lists them, and for how much lag each is known to be good."""
+    advantage: Annotated[Advantage | None, FROM_TOML] = None
     """How rewards of a group become advantages."""
-    clip: tuple[float, float] | None = None
+    clip: Annotated[tuple[float, float] | None, FROM_TOML] = None
     """(ε_lo, ε_hi) of the preset's gate; a centred band takes two equal numbers."""
     weight_cap: Annotated[float, Field(gt=0)] | None = None
     """Upper limit of the importance weight."""
     zero_variance_mask: bool | None = None
     """Leave groups without contrast out of loss, KL and counts."""
-    aggregate: Aggregate | None = None
+    aggregate: Annotated[Aggregate | None, FROM_TOML] = None
     """How token terms become one number."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """β of the KL term to the reference policy; 0 needs no reference policy."""
-    kl_estimator: KLEstimator = KLEstimator.K3
+    kl_estimator: Annotated[KLEstimator, FROM_TOML] = KLEstimator.K3
     """k1, k2 or k3; see docs/objectives.md for what each is biased in."""
     untested_lag: bool = False
     """Allow more lag than anybody has reported for this preset."""
+
+    @field_validator("preset")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in PRESETS:
+            raise ValueError(f"is not a preset; {nearest(name, PRESETS)}")
+        return name
 
     def resolve(self) -> Objective:
         """The preset with the changes applied."""
@@ -74,19 +87,18 @@ class ObjectiveConfig(Section):
 
     def problems(self) -> list[str]:
         """What does not fit together within the section."""
-        if self.preset not in PRESETS:
-            return [f"objective.preset = {self.preset!r} is not a preset; {nearest(self.preset, PRESETS)}"]
         found = []
         preset = PRESETS[self.preset].objective
         if self.clip is not None:
             if isinstance(preset.gate, NoGate):
-                found.append(f"objective.clip: {self.preset!r} has no gate to clip with; remove it")
+                found.append(f"objective.clip = {self.clip}: {self.preset!r} has no gate to clip with; remove it")
             if isinstance(preset.gate, CentredBand) and self.clip[0] != self.clip[1]:
                 found.append(f"objective.clip = {self.clip}: {self.preset!r} has one width; give it twice")
             if min(self.clip) < 0 or self.clip[0] > 1:
                 found.append(f"objective.clip = {self.clip}: need 0 ≤ ε_lo ≤ 1 and ε_hi ≥ 0, for instance (0.2, 0.2)")
         if self.weight_cap is not None and not isinstance(preset.weight, Importance):
-            found.append(f"objective.weight_cap: {self.preset!r} has no importance weight to cap; remove it")
+            cap = f"objective.weight_cap = {self.weight_cap:g}"
+            found.append(f"{cap}: {self.preset!r} has no importance weight to cap; remove it")
         return found
 
 
@@ -224,7 +236,7 @@ class OptimizerConfig(Section):
     """What the rate does after the warm-up, until the last step."""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The share of the peak that is left at the end."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Annotated[tuple[Beta, Beta], FROM_TOML] = (0.9, 0.999)
     """beta1 = 0 forgets the direction of earlier batches: for jumps in lag."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """On matrices only."""
@@ -235,6 +247,8 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     """[trainer]: how a step is computed."""
 
+    ranks: Positive = 1
+    """Processes that train one policy together; more than one needs run.place = "ray"."""
     token_budget: Positive = 4096
     """Tokens of a micro-batch, padding included."""
     checkpoint_activations: bool = False
@@ -261,6 +275,8 @@ class EvaluationConfig(Section):
 class RunConfig(Section):
     """[run]: how the parts are put together."""
 
+    place: Literal["local", "ray"] = "local"
+    """Everything in this process, or every part an actor of Ray."""
     mode: Literal["lockstep", "concurrent", "offline"] = "lockstep"
     """Wait for each other; workers run ahead within `max_lag`; or no workers at all."""
     max_lag: Annotated[int, Field(ge=0)] | None = None
@@ -269,3 +285,18 @@ class RunConfig(Section):
     """An experience log to start from or to share; by default one in the run directory."""
     patience: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds without a new group before the run gives up."""
+    sinks: Annotated[tuple[SinkName, ...], FROM_TOML] = ()
+    """Where metrics go beside events.jsonl; one that fails does not stop the run."""
+    silence: Annotated[float, Field(ge=5)] = 15.0
+    """Seconds without a sign of life after which an engine, a worker or a rank counts as lost."""
+
+
+class ClusterConfig(Section):
+    """[cluster]: Ray, where run.place = "ray"."""
+
+    address: str = ""
+    """Of a Ray cluster that is there, with token authentication; by default one is started, on loopback only."""
+    scoring: Positive = 1
+    """Scoring pools of `task.scorers` processes each; workers are spread over them."""
+    restarts: Annotated[int, Field(ge=0)] = 3
+    """How often in a row, without a new checkpoint, a run that lost a rank goes on by itself."""

@@ -1,7 +1,7 @@
 """A run in one process, with everything real but its size."""
 
-import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,15 +10,18 @@ from tests.run import synchronous
 from tests.run.digits_task import two_digits
 
 from offbeat.config import Config, parse
+from offbeat.experience.feedback import LateScore
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.directory import RunDirectory, RunError
 from offbeat.run.journal import read
+from offbeat.run.learner import identity
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.run.wiring import load_tokenizer, make_task
 from offbeat.seeds import derive
 from offbeat.tasks.data import prompt_at
 from offbeat.trainer.checkpoint import Checkpoints
+from offbeat.types import UNKNOWN, Completion, Group, Json, Prompt, Score
 from tiny_model import save_model
 
 pytestmark = pytest.mark.engine
@@ -57,8 +60,7 @@ def ran(config: Config, place: Path) -> tuple[list[dict], RunDirectory]:
 
 
 def parameters(directory: RunDirectory, config: Config) -> dict[str, torch.Tensor]:
-    settings = json.loads(config.model_dump_json(exclude={"steps"}))
-    with Checkpoints(directory.checkpoints, config=settings) as checkpoints:
+    with Checkpoints(directory.checkpoints, config=identity(config)) as checkpoints:
         newest = checkpoints.newest()
         assert newest is not None
         return dict(newest.policy())
@@ -153,7 +155,36 @@ def test_a_run_learns_offline_from_a_log_then_goes_on_with_fresh_groups(model: P
         objective={"preset": "rec-oneside-nois", "untested_lag": True},
     )
     events, _ = ran(mixed, tmp_path / "mixed")
-    assert sum(event["replayed"] for event in events if event["kind"] == "step") > 0
+    replayed = [event["replayed"] for event in events if event["kind"] == "step"]
+    assert 0 < sum(replayed) < sum(event["groups"] for event in events if event["kind"] == "step")
+    with ExperienceLog.open(source.experience) as log:
+        assert log.ledger().conflicts == 0
+
+
+def test_late_feedback_is_learned_from_while_the_run_goes_on(model: Path, tmp_path: Path) -> None:
+    asked = config(model, steps=6, prompts_per_step=2, objective={"preset": "reinforce", "zero_variance_mask": False})
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(asked)
+    people = [
+        Group(
+            f"people-{i}",
+            Prompt(f"p{i}", [5, 6], "arithmetic"),
+            tuple(Completion(f"people-{i}/{j}", [4 + j, 1], UNKNOWN, source="human") for j in range(4)),
+        )
+        for i in range(2)
+    ]
+    with ExperienceLog.open(directory.experience, writer="people") as log:
+        log.append(people)
+
+        def judge_at_3(event: Mapping[str, Json]) -> None:
+            if event["kind"] == "step" and event["step"] == 3:
+                scores = [LateScore(one.id, answer.id, Score(float(j % 2))) for one in people
+                          for j, answer in enumerate(one.completions)]  # fmt: skip
+                log.score(scores)
+
+        train(asked, directory, watching=judge_at_3)
+        fates = log.ledger().fates
+    assert all(fates[group.id].steps and min(fates[group.id].steps) > 3 for group in people)
 
 
 def test_a_directory_that_holds_a_run_is_not_begun_again(model: Path, tmp_path: Path) -> None:

@@ -1,19 +1,51 @@
-"""`offbeat explain`: what a metric means."""
+"""`offbeat explain`: what a metric tells, and what a setting does."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.metrics import METRICS
+from offbeat.metrics import METRICS, Metric
 from offbeat.nearest import nearest
 
+if TYPE_CHECKING:
+    from offbeat.cli.knobs import Knob
 
-def explain(name: Annotated[str, typer.Argument(help="A metric, for example: drift_tv_token")]) -> None:
-    """Say what a metric is and what its values tell: `offbeat explain ess`."""
-    if name not in METRICS:
-        raise typer.BadParameter(f"{name!r} is not a metric; {nearest(name, METRICS)}")
-    metric = METRICS[name]
+
+def explain(
+    name: Annotated[str, typer.Argument(help="A metric or a setting, for example: drift_tv_token, or sync.every")],
+) -> None:
+    """Say what a metric tells or a setting does: `offbeat explain ess`, `offbeat explain sync.every`.
+
+    A setting is found by its own name too, as in `offbeat explain top_p`.
+    """
+    from offbeat.cli.knobs import knobs
+
+    if name in METRICS:
+        _metric(METRICS[name])
+    found = [knob for key, knob in knobs().items() if name in (key, key.rpartition(".")[2])]
+    for knob in found:
+        _knob(knob)
+    if not found and name not in METRICS:
+        raise typer.BadParameter(f"{name!r} is neither a metric nor a setting; {_hint(name, list(knobs()))}")
+
+
+def _hint(name: str, keys: list[str]) -> str:
+    near = nearest(name, [*METRICS, *keys, *(key.rpartition(".")[2] for key in keys)])
+    return near if near.startswith("did") else f"metrics: {', '.join(METRICS)}; settings: {', '.join(keys)}"
+
+
+def _metric(metric: Metric) -> None:
     typer.echo(f"{metric.name} = {metric.formula}   ({metric.reduction.value})")
     typer.echo(f"  {metric.meaning}")
     typer.echo(f"  high: {metric.high}")
     typer.echo(f"  low:  {metric.low}")
+
+
+def _knob(knob: "Knob") -> None:
+    table, _, name = knob.key.rpartition(".")
+    typer.echo(f"{knob.key}: {knob.kind}; " + (f"default {knob.default}" if knob.default else "left out by default"))
+    typer.echo(f"  {knob.meaning}")
+    value = knob.default or "…"
+    typer.echo(
+        f"  in the file: {f'[{table}] ' if table else ''}{name} = {value}    for one run: --set {knob.key}={value}"
+    )

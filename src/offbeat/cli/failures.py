@@ -22,12 +22,13 @@ def plain_failures(advice: str = "") -> Iterator[None]:
     from offbeat.tasks.task import TaskError
     from offbeat.trainer.checkpoint_files import CheckpointError
     from offbeat.trainer.estimate import OutOfMemory
+    from offbeat.trainer.launch import RankLost
     from offbeat.weights.errors import WeightLogError
 
     meant = (CheckpointError, EngineDead, FleetLost, LogError, PoolError, ProbeFailed, RunError, Stopped, TaskError)
     try:
         yield
-    except (*meant, OutOfMemory, TooLong, WeightLogError, WorkerFailed) as error:
+    except (*meant, OutOfMemory, RankLost, TooLong, WeightLogError, WorkerFailed) as error:
         typer.echo(printable(str(error)), err=True)
         if advice:
             typer.echo(advice, err=True)

@@ -4,19 +4,22 @@ import sys
 
 import typer
 
+from offbeat.cli.check import check
+from offbeat.cli.doctor import doctor
 from offbeat.cli.eval_ import eval_
 from offbeat.cli.explain import explain
 from offbeat.cli.export import export
 from offbeat.cli.import_ import import_
+from offbeat.cli.init import init
 from offbeat.cli.log import log
 from offbeat.cli.objectives import objectives
+from offbeat.cli.quickstart import quickstart
+from offbeat.cli.report import report
 from offbeat.cli.score import score
 from offbeat.cli.train import resume, train
+from offbeat.cli.view import view
 from offbeat.cli.worker import worker
-
-EXTRAS = dict.fromkeys(["datasets", "lance", "pyarrow", "safetensors", "torch", "transformers"], "train")
-EXTRAS |= dict.fromkeys(["math_verify", "reasoning_gym", "sympy"], "math") | {"vllm": "vllm"}
-"""Which extra brings a module that a light install lacks."""
+from offbeat.run.extras import EXTRAS, command
 
 app = typer.Typer(
     help="Off-policy group-relative RL for language models: sync rarely, reuse everything, know when it is safe.",
@@ -24,6 +27,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(quickstart)
+app.command()(init)
+app.command()(check)
+app.command()(doctor)
 app.command()(objectives)
 app.command()(explain)
 app.command("import")(import_)
@@ -32,6 +39,8 @@ app.command()(score)
 app.command()(train)
 app.command()(resume)
 app.command()(export)
+app.command()(report)
+app.command()(view)
 app.command()(worker)
 app.add_typer(log, name="log")
 
@@ -49,4 +58,4 @@ def main() -> None:
         extra = EXTRAS.get((missing.name or "").split(".")[0])
         if extra is None:
             raise
-        sys.exit(f"this command needs {missing.name}, which is not installed: pip install 'offbeat[{extra}]'")
+        sys.exit(f"this command needs {missing.name}, which is not installed: {command(extra)}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offbeat.cli.check import Settings, checked
 from offbeat.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -17,20 +18,20 @@ if TYPE_CHECKING:
 def train(
     config: Annotated[Path, typer.Argument(help="The run's TOML file")],
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/<name of the file> unless given")] = None,
+    settings: Settings = None,
 ) -> None:
-    """Train: `offbeat train run.toml`. Ctrl-C ends after the step, with a checkpoint."""
-    from offbeat.config import ConfigError, load
+    """Train: `offbeat train run.toml --set sync.every=10`. Ctrl-C ends after the step, with a checkpoint."""
     from offbeat.run.directory import RunDirectory, RunError
 
+    parsed = checked(config, settings)
     try:
-        parsed = load(config)
         directory = RunDirectory(out or Path("runs") / config.stem)
         directory.create(parsed)
-    except (ConfigError, RunError) as error:
+    except RunError as error:
         typer.echo(printable(str(error)), err=True)
         raise typer.Exit(2) from error
     typer.echo(parsed.plan)
-    _drive(parsed, directory)
+    drive(parsed, directory)
 
 
 def resume(
@@ -46,16 +47,23 @@ def resume(
     except RunError as error:
         typer.echo(printable(str(error)), err=True)
         raise typer.Exit(2) from error
-    _drive(config.model_copy(update={"steps": steps}) if steps else config, directory)
+    drive(config.model_copy(update={"steps": steps}) if steps else config, directory)
 
 
-def _drive(config: "Config", directory: "RunDirectory") -> None:
+def drive(config: "Config", directory: "RunDirectory") -> None:
+    """Run to the end with the live view; the first Ctrl-C ends after the step, the second at once."""
     from rich.console import Console
+    from transformers.utils.logging import disable_progress_bar
 
     from offbeat.cli.failures import plain_failures
     from offbeat.run.live import LiveView
-    from offbeat.run.local import train as run
 
+    if config.run.place == "ray":
+        from offbeat.run.cluster import train as run
+    else:
+        from offbeat.run.local import train as run
+
+    disable_progress_bar()  # the view has its own
     asked: list[Loop] = []
 
     def stop(number: int, frame: object) -> None:
@@ -68,5 +76,5 @@ def _drive(config: "Config", directory: "RunDirectory") -> None:
     with LiveView(config, Console()) as view, plain_failures(f"go on with `offbeat resume {directory.path}`"):
         ledger = run(config, directory, watching=view, started=asked.append)
     typer.echo(str(ledger))
-    done = not asked or asked[0].learner.step >= config.steps
+    done = not asked or asked[-1].learner.step >= config.steps
     typer.echo(f"the run is in {directory.path}" + ("" if done else f"; go on with `offbeat resume {directory.path}`"))

@@ -1,7 +1,7 @@
 """`offbeat worker`: join a run from any machine that reaches its two logs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 def worker(
-    weights: Annotated[str, typer.Option(help="The run's weight log: a path or an object store's URI")],
-    experience: Annotated[str, typer.Option(help="The run's experience log: a path or URI")],
-    model: Annotated[Path, typer.Option(help="Directory of the model the run began with")],
-    task: TaskName,
+    run: Annotated[Path | None, typer.Option(help="A run on Ray: this machine joins its cluster")] = None,
+    slots: Annotated[int, typer.Option(min=1, help="With --run: workers this machine has room for")] = 1,
+    weights: Annotated[str, typer.Option(help="The run's weight log: a path or an object store's URI")] = "",
+    experience: Annotated[str, typer.Option(help="The run's experience log: a path or URI")] = "",
+    model: Annotated[Path | None, typer.Option(help="Directory of the model the run began with")] = None,
+    task: TaskName = "",
     settings: Settings = None,
     name: Annotated[str, typer.Option(help="Unique among the run's workers; host and process id unless given")] = "",
     engine: Annotated[Literal["hf", "vllm"], typer.Option(help="transformers, or vLLM")] = "vllm",
@@ -36,8 +38,10 @@ def worker(
 ) -> None:
     """Generate, score and append groups: `offbeat worker --weights W --experience E --model M --task gsm8k`.
 
-    The worker reads policies from the weight log, proves each by its probe before it writes a word with it, and appends
-    to the experience log. It may join and leave at any time. Ctrl-C gives back what it has begun and ends.
+    With `--run runs/one` this machine becomes a node of the run's Ray cluster, and the run starts the workers.
+
+    Otherwise the worker reads policies from the weight log, proves each by its probe before it writes a word with it,
+    and appends to the experience log. It may join and leave at any time. Ctrl-C gives back what it has begun and ends.
     """
     import asyncio
     import os
@@ -53,6 +57,10 @@ def worker(
     from offbeat.tasks.scoring import ScoringPool
     from offbeat.weights.subscription import Subscription
 
+    if run is not None:
+        _join(run, slots)
+    if not (weights and experience and model and task):
+        raise typer.BadParameter("give --run, or all of --weights, --experience, --model and --task")
     called = name or f"{socket.gethostname()}-{os.getpid()}"
     chosen = make_task(task, settings)
     if chosen.environment is not None:
@@ -89,6 +97,18 @@ def worker(
             f"{made.tally.groups} groups, {made.tally.tokens} tokens, {made.tally.loads} versions loaded, "
             f"{made.tally.discarded} groups given back, {made.tally.starts} engine starts"
         )
+
+
+def _join(run: Path, slots: int) -> NoReturn:
+    """This process becomes Ray's, until it is interrupted."""
+    import os
+
+    from offbeat.run.cluster import join_command
+    from offbeat.run.directory import RunDirectory
+
+    with plain_failures():
+        command = join_command(RunDirectory(run), slots)
+    os.execvp(command[0], command)
 
 
 async def _start(engine: str, model: Path, dtype: str, longest: int, sequences: int) -> "Engine":

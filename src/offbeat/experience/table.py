@@ -265,7 +265,8 @@ class Table:
 
         Runs beside appends and reads. When another process compacts at the same time one of the two gives way.
         """
-        dataset = self.refresh()
+        # A handle of its own: the commit changes it in place, and Lance panics if somebody reads through it meanwhile.
+        dataset = self._open()
         plan = Compaction.plan(dataset, {"target_rows_per_fragment": target_rows, "batch_size": _batch_size(dataset)})
         results = [task.execute(dataset) for task in plan.tasks]
         if not results:

@@ -43,6 +43,11 @@ class HfEngine:
         return cls(model.to(place))
 
     @property
+    def model(self) -> PreTrainedModel:
+        """What it computes with."""
+        return self._model
+
+    @property
     def version(self) -> int | None:
         """See `Engine`."""
         return self._version

@@ -268,8 +268,9 @@ class Worker:
 
     async def _watch(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._nudged.wait(), self._pace.poll_seconds)
+            with contextlib.suppress(TimeoutError):  # not `wait_for`, which may swallow a cancellation
+                async with asyncio.timeout(self._pace.poll_seconds):
+                    await self._nudged.wait()
             self._nudged.clear()
             engine, _ = self._serving()
             await engine.health()

@@ -1,7 +1,7 @@
 """Where workers get prompts: leases under admission. Waits instead of turning away, so that nobody has to ask twice."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from offbeat.rollout.leases import Lease, LeaseDesk
@@ -22,6 +22,7 @@ class Desk:
         self._changed = asyncio.Condition()
         self.asked = 0
         """Groups begun so far, those begun again included."""
+        self._idle, self._looked = 0.0, clock()
 
     async def serving(self, by: str, version: int | None) -> None:
         """See `Prompts`."""
@@ -37,6 +38,7 @@ class Desk:
                 version = self._serving.get(by)
                 room = 0 if version is None else self._admission.room(self.progress, version)
                 if room:
+                    self._count_idle()
                     taken = self._leases.take(min(count, room), self._clock(), by, version)
                     self.asked += len(taken)
                     return taken
@@ -45,12 +47,14 @@ class Desk:
     async def finish(self, group_ids: Sequence[str]) -> None:
         """See `Prompts`."""
         async with self._changed:
+            self._count_idle()
             self.finished += self._leases.finish(group_ids)
             self._changed.notify_all()
 
     async def give_back(self, group_ids: Sequence[str]) -> None:
         """See `Prompts`."""
         async with self._changed:
+            self._count_idle()
             self._leases.give_back(group_ids)
             self._changed.notify_all()
 
@@ -80,6 +84,11 @@ class Desk:
         return replace(self._progress, writing=len(self._leases.out) + self.finished - self._counted)
 
     @property
+    def workers(self) -> Mapping[str, int | None]:
+        """Those that are there, and the version that each serves."""
+        return self._serving
+
+    @property
     def out(self) -> list[Lease]:
         """What is being written."""
         return self._leases.out
@@ -88,7 +97,19 @@ class Desk:
         """For a checkpoint."""
         return self._leases.state()
 
+    @property
+    def idle(self) -> float:
+        """Seconds so far in which nothing was being written."""
+        self._count_idle()
+        return self._idle
+
+    def _count_idle(self) -> None:
+        now = self._clock()
+        self._idle += 0.0 if self._leases.out else now - self._looked
+        self._looked = now
+
     def _expire(self) -> None:
+        self._count_idle()
         if self._leases.expire(self._clock()):
             self._changed.notify_all()
 

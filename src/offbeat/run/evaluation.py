@@ -1,8 +1,9 @@
 """Pass rates beside a run: always the same prompts, answered by the policy as it is now."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -12,9 +13,17 @@ from offbeat.rollout.hf import HfEngine
 from offbeat.seeds import derive
 from offbeat.tasks.data import prompt_at
 from offbeat.tasks.evaluation import Attempts, evaluate
-from offbeat.tasks.scoring import ScoringPool
+from offbeat.tasks.rewards import Columns
+from offbeat.tasks.scoring import Outcome
 from offbeat.tasks.task import Task
 from offbeat.types import Json, Score
+
+
+class Scoring(Protocol):
+    """What `tasks.scoring.ScoringPool` is to an evaluation."""
+
+    def score_all(self, items: Sequence[tuple[str, Columns]], /) -> list[Outcome]:
+        """In order; blocks."""
 
 
 @dataclass
@@ -24,7 +33,7 @@ class Evaluation:
     config: Config
     task: Task
     tokenizer: PreTrainedTokenizerBase
-    pool: ScoringPool
+    pool: Scoring
     model: PreTrainedModel
     """The trainer's own."""
 

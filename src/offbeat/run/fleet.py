@@ -30,6 +30,9 @@ class Member(Protocol):
     async def close(self) -> None:
         """Stop, give back, leave no process behind."""
 
+    def news(self) -> list[str]:
+        """What went wrong with it since it was last asked, and was mended."""
+
     @property
     def groups(self) -> int:
         """How many it has appended."""
@@ -52,6 +55,7 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lost: dict[str, BaseException] = {}
+        self._ready: set[str] = set()
 
     async def start(self) -> None:
         """Everyone begins."""
@@ -67,21 +71,29 @@ class Fleet:
         task = self._tasks.pop(name)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        self._members.pop(name, None)
+        self._lost.pop(name, None)
 
     async def nudge(self) -> None:
         """A newer version is out."""
         await asyncio.gather(*(member.nudge() for member in list(self._members.values())), return_exceptions=True)
 
     def check(self) -> None:
-        """Raises where nobody is left to wait for."""
+        """Writes down what workers have to tell; raises where nobody is left to wait for."""
+        k, ready = self.desk.progress.k, self.desk.workers.keys()
+        for name in sorted(ready - self._ready):
+            self.journal.write("worker ready", k, worker=name, version=self.desk.workers[name])
+        self._ready = set(ready)
+        for name, member in self._members.items():
+            for notice in member.news():
+                self.journal.write("worker mended", k, worker=name, why=notice[:500])
         if self._tasks and len(self._lost) == len(self._tasks):
             name, error = next(reversed(self._lost.items()))
             raise FleetLost(f"all {len(self._tasks)} workers were given up, {name} as the last: {error}") from error
 
     async def close(self) -> None:
         """Everyone stops."""
-        for name in list(self._tasks):
-            await self.leave(name)
+        await asyncio.gather(*(self.leave(name) for name in list(self._tasks)))
 
     async def _keep(self, name: str) -> None:
         fruitless = 0

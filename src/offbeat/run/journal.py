@@ -22,6 +22,8 @@ class Phase(StrEnum):
 
     GROUPS = "waiting for groups"
     """Generation and scoring, as far as the trainer has to wait for them."""
+    LOADING = "waiting for workers to load"
+    """After a publish nobody writes until somebody has loaded it and is proven."""
     TRAINING = "training"
     PUBLISHING = "publishing"
     EVALUATING = "evaluating"
@@ -57,6 +59,12 @@ class Stopwatch:
             yield
         finally:
             self._turn(before)
+
+    def move(self, seconds: float, before: Phase, after: Phase) -> None:
+        """Time that turns out to have been spent on something else."""
+        moved = min(seconds, self._spent.get(before, 0.0))
+        self._spent[before] = self._spent.get(before, 0.0) - moved
+        self._spent[after] = self._spent.get(after, 0.0) + moved
 
     def seconds(self) -> dict[Phase, float]:
         """So far."""
@@ -109,6 +117,24 @@ class FileJournal:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+@contextmanager
+def last_word(journal: Journal, step: Callable[[], int]) -> Iterator[None]:
+    """A run that fails says why in its journal, too.
+
+    >>> from contextlib import suppress
+    >>> journal = MemoryJournal()
+    >>> with suppress(ValueError), last_word(journal, lambda: 7):
+    ...     raise ValueError("no groups")
+    >>> journal.events
+    [{'step': 7, 'kind': 'failed', 'error': 'ValueError', 'why': 'no groups'}]
+    """
+    try:
+        yield
+    except Exception as error:
+        journal.write("failed", step(), error=type(error).__name__, why=str(error)[:2000])
+        raise
 
 
 @dataclass

@@ -82,7 +82,7 @@ class LiveView:
             self.passed = f"{value:.3f} [{low:.3f}, {high:.3f}] at step {event['step']}"
         elif kind == "alarm":
             self.alarms.append(f"step {event['step']}: {event['says']}")
-        elif kind in ("worker lost", "refused", "no gradient"):
+        elif kind in ("worker lost", "worker mended", "rank lost", "scoring lost", "refused", "no gradient"):
             self.alarms.append(f"step {event['step']}: {kind}: {event.get('why', event.get('worker', ''))}"[:200])
         if self._live is not None:
             self._live.update(self.render())
@@ -103,7 +103,10 @@ class LiveView:
             return f"step {step}  pass@1 {self.passed}"
         if kind == "foretold":
             return str(event["memory"]).splitlines()[0]
-        if kind in ("alarm", "worker lost", "refused", "no gradient", "resumed"):
+        if kind in ("worker joined", "worker left", "worker ready"):
+            return f"step {step}  {kind}: {event['worker']}"
+        if kind in ("alarm", "worker lost", "worker mended", "rank lost", "scoring lost", "refused", "no gradient",
+                    "resumed"):  # fmt: skip
             return f"step {step}  {kind}: {event.get('says', event.get('why', ''))}"
         return ""
 

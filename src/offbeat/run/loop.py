@@ -64,6 +64,8 @@ class Loop:
     gate: Gate = field(default_factory=Ungated)
     published: int = -1
     cursor: Snapshot | None = None
+    consumer: str = "trainer"
+    """Its name in an experience log that other runs use too."""
 
     def __post_init__(self) -> None:
         self._stopping = ""
@@ -76,26 +78,38 @@ class Loop:
 
     async def run(self) -> Ledger:
         """To the last step; returns the books, which balance."""
+        # Whatever a run before this one recorded for later steps did not happen, also where it left no checkpoint.
+        self._record(self.learner.step, Happening.REWOUND, [""])
         if self.published < 0:
             await self._publish(why="first")
+            await self._evaluate()
         await self.fleet.start()
         try:
             while self.learner.step < self.plan.steps and not self._stopping:
-                trained = await self._step()
-                await self._publish_if_due(trained)
+                outcome = await self._step()
+                if outcome is None:
+                    break
+                await self._publish_if_due(outcome)
                 await self._evaluate()
-                await self._look_after(trained)
+                await self._look_after(outcome)
                 if self.plan.save_every and self.learner.step % self.plan.save_every == 0:
                     await self._save()
         finally:
             await self.fleet.close()
         await self._save()
+        await self.learner.finish()
         return self._statement()
 
-    async def _step(self) -> Outcome:
-        """A batch, trained. What the trainer refuses is quarantined, and the step is made with other groups."""
+    async def _step(self) -> Outcome | None:
+        """A batch, trained. What the trainer refuses is quarantined, and the step is made with other groups.
+
+        None where the run is to stop before there is a batch.
+        """
         for _ in range(self.plan.refill):
-            draw, groups = await self._batch()
+            batch = await self._batch()
+            if batch is None:
+                return None
+            draw, groups = batch
             taught = await self._train(draw.k, groups)
             if taught is not None:
                 return Outcome(taught, draw, groups)
@@ -123,26 +137,35 @@ class Loop:
             groups = [group for group in groups if group.id not in outcome.faults]
         return None
 
-    async def _batch(self) -> tuple[Draw, list[Group]]:
-        """As soon as there is one."""
+    async def _batch(self) -> tuple[Draw, list[Group]] | None:
+        """As soon as there is one; none where the run is to stop."""
+        k, asked_before, last_news = self.learner.step, self.desk.asked, self.clock()
+        while not self._stopping:
+            if self._feed():
+                last_news = self.clock()
+            self.fleet.check()
+            self.learner.check()
+            enough = self.plan.batch if self.desk.asked - asked_before < self.plan.refill * self.plan.batch else 1
+            draw: Draw | Waiting | None = self.sampler.draw(k, at_least=enough) if self._in_time(k) else None
+            if draw is not None:
+                self._drop(draw.dropped, k)
+            if isinstance(draw, Draw):
+                await self._report(k + 1)  # what is begun from now on is trained after this batch
+                return draw, self.log.read(draw.ordinals)
+            missing = draw.needed if draw is not None else 0
+            await self._report(k, missing)
+            if self.clock() - last_news > self.plan.patience:
+                raise TooLong(self._overdue(k, missing))
+            await self._wait_for_groups()
+        return None
+
+    async def _wait_for_groups(self) -> None:
+        """Until something changes. While nobody writes, it is a new version that is waited for, or nothing at all."""
+        idle_before = self.desk.idle
         with self.watch.phase(Phase.GROUPS):
-            k, asked_before, last_news = self.learner.step, self.desk.asked, self.clock()
-            while True:
-                if self._feed():
-                    last_news = self.clock()
-                self.fleet.check()
-                enough = self.plan.batch if self.desk.asked - asked_before < self.plan.refill * self.plan.batch else 1
-                draw: Draw | Waiting | None = self.sampler.draw(k, at_least=enough) if self._in_time(k) else None
-                if draw is not None:
-                    self._drop(draw.dropped, k)
-                if isinstance(draw, Draw):
-                    await self._report(k + 1)  # what is begun from now on is trained after this batch
-                    return draw, self.log.read(draw.ordinals)
-                missing = draw.needed if draw is not None else 0
-                await self._report(k, missing)
-                if self.clock() - last_news > self.plan.patience:
-                    raise TooLong(self._overdue(k, missing))
-                await self.desk.change(self.plan.poll_seconds)
+            await self.desk.change(self.plan.poll_seconds)
+        instead = Phase.LOADING if self.published == self.learner.step else Phase.ITSELF
+        self.watch.move(self.desk.idle - idle_before, Phase.GROUPS, instead)
 
     def _in_time(self, k: int) -> bool:
         """Whether, after a step now, what is still being written can be trained before it expires."""
@@ -169,7 +192,7 @@ class Loop:
             ids = [group.id for group in self.log.read([one.ordinal for one in dropped])]
             self.log.record(
                 [
-                    Event(name, Happening(one.cause), step=k, cause="lag" if one.cause == "expired" else "")
+                    Event(name, Happening(one.cause), k, "lag" if one.cause == "expired" else "", self.consumer)
                     for name, one in zip(ids, dropped, strict=True)
                 ]
             )
@@ -182,7 +205,7 @@ class Loop:
 
     def _record(self, step: int, event: Happening, ids: Sequence[str], cause: str = "") -> None:
         if ids:
-            self.log.record([Event(group_id, event, step=step, cause=cause) for group_id in ids])
+            self.log.record([Event(group_id, event, step, cause, self.consumer) for group_id in ids])
 
     async def _publish_if_due(self, outcome: Outcome) -> None:
         trained = outcome.trained

@@ -63,6 +63,9 @@ class Learner(Protocol):
     def step(self) -> int:
         """k."""
 
+    def check(self) -> None:
+        """Raises where it is lost, or its last checkpoint was."""
+
     async def train(self, groups: Sequence[Group]) -> Trained | Refused:
         """One step. Raises `NoGradient` where the batch has nothing to teach."""
 
@@ -71,6 +74,9 @@ class Learner(Protocol):
 
     async def save(self, state: Mapping[str, Json]) -> None:
         """A checkpoint, with `state` of the loop in it."""
+
+    async def finish(self) -> None:
+        """The last checkpoint is on disk."""
 
 
 class Log(Protocol):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from offbeat.config import Config
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
@@ -20,9 +21,13 @@ from offbeat.seeds import derive
 from offbeat.tasks.registry import make
 from offbeat.tasks.task import Task
 from offbeat.trainer.forward import TokenScorer
+from offbeat.trainer.fsdp import shard
 from offbeat.trainer.optimizer import Decay, MasterAdamW, OptimizerSettings, Schedule
+from offbeat.trainer.ranks import Ranks
 from offbeat.trainer.trainer import StepSettings, Trainer
 from offbeat.weights.cadence import Cadence, Drift, Fixed
+
+disable_progress_bar()  # a bar of transformers' would cut through the live view
 
 
 def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
@@ -45,13 +50,13 @@ def make_task(config: Config) -> Task:
     return make(config.task.name, config.task.options)
 
 
-def make_trainer(config: Config) -> Trainer:
-    """A model, its optimiser, and what a step is."""
+def make_trainer(config: Config, ranks: Ranks) -> Trainer:
+    """A model, its optimiser, and what a step is; spread over ranks where there are several."""
     random.seed(config.seed)
     torch.manual_seed(derive(config.seed, "torch") % 2**63)
     objective = config.objective.resolve()
-    scorer = _scorer(config)
-    reference = _scorer(config).requires_grad_(False) if Need.REFERENCE in objective.needs else None
+    scorer = _scorer(config, ranks)
+    reference = _scorer(config, ranks).requires_grad_(False) if Need.REFERENCE in objective.needs else None
     optimizer = config.optimizer
     schedule = Schedule(
         optimizer.learning_rate, optimizer.warmup_steps, Decay(optimizer.decay), config.steps, optimizer.floor
@@ -67,21 +72,27 @@ def make_trainer(config: Config) -> Trainer:
         config.reference.refresh_every,
         config.seed,
     )
-    return Trainer(scorer, MasterAdamW(scorer, settings), step, reference)
+    return Trainer(scorer, MasterAdamW(scorer, settings), step, reference, ranks=ranks)
 
 
-def _scorer(config: Config) -> TokenScorer:
+def _scorer(config: Config, ranks: Ranks) -> TokenScorer:
     path = Path(config.model.path)
     if not path.is_dir():
         raise RunError(f"model.path = {config.model.path!r} is not a directory with a model")
     model = AutoModelForCausalLM.from_pretrained(
-        str(path), dtype=config.model.compute, local_files_only=True, trust_remote_code=False
+        str(path),
+        dtype=config.model.compute if ranks.size == 1 else "float32",  # slices are the master weights
+        local_files_only=True,
+        trust_remote_code=False,
     )
-    return TokenScorer(
-        model,
+    scorer = TokenScorer(
+        model.to(torch.accelerator.current_accelerator() or torch.device("cpu")),
         temperature=config.sampling.temperature,
         checkpoint_activations=config.trainer.checkpoint_activations,
     )
+    if ranks.size > 1:
+        shard(scorer, compute=getattr(torch, config.model.compute))
+    return scorer
 
 
 def start_engine(config: Config) -> Awaitable[Engine]:
@@ -108,6 +119,7 @@ async def _vllm(config: Config) -> Engine:
         threads=engine.threads,
         kv_cache_gib=engine.kv_cache_gib,
         gpu_memory_utilization=engine.gpu_memory_utilization,
+        answer_within=config.run.silence,
     )
 
 

@@ -29,12 +29,20 @@ PATIENCE: Final = timedelta(minutes=10)
 """How long a rank waits for the others in one exchange. Somebody may be writing a checkpoint or publishing."""
 
 
-def join(rank: int, size: int, rendezvous: str, *, device: str = "cpu", patience: timedelta = PATIENCE) -> Ranks:
+def join(
+    rank: int,
+    size: int,
+    rendezvous: str,
+    *,
+    device: str = "cpu",
+    loopback: bool = True,
+    patience: timedelta = PATIENCE,
+) -> Ranks:
     """Become rank `rank` of `size`; returns when all have come.
 
-    Ranks of one machine meet at a file, `file:///…`, and talk over the loopback interface: nothing listens beyond it.
-    Ranks of several machines meet at `tcp://host:port` of rank 0, over the interface that the environment names
-    (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`).
+    Ranks meet at a file that all of them see, `file:///…`. Those of one machine talk over the loopback interface:
+    nothing listens beyond it. Those of several machines, with `loopback` off, talk over the interface that the
+    environment names (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -43,9 +51,9 @@ def join(rank: int, size: int, rendezvous: str, *, device: str = "cpu", patience
     >>> ranks.rank, ranks.size
     (0, 1)
     """
-    if rendezvous.startswith("file://"):
-        loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-        os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
+    if loopback:
+        inside = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        os.environ.update(GLOO_SOCKET_IFNAME=inside, NCCL_SOCKET_IFNAME=inside)
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
         init_method=rendezvous,

@@ -1,0 +1,83 @@
+"""`offbeat quickstart`: from nothing to a trained model and its report, without data, account or GPU."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from offbeat.cli.init import annotated, recipes
+from offbeat.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from offbeat.run.directory import RunDirectory
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Where model, configuration, run and report go")] = Path("runs/quickstart"),
+    steps: Annotated[int | None, typer.Option(min=1, help="Of training; the recipe's unless given")] = None,
+) -> None:
+    """Make a tiny model, train it off-policy, write the report: `offbeat quickstart`. About a minute on two cores."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from offbeat.cli.train import drive
+    from offbeat.run.directory import RunDirectory, RunError
+    from offbeat.run.quickstart import make_model
+    from offbeat.toml_file import load
+
+    disable_progress_bar()  # for a model of a few files it only flickers
+    torch.set_num_threads(1)  # matrices this small gain nothing from a second core
+    directory = RunDirectory(out / "run")
+    file = _write_configuration(out)
+    config = load(file, [f"steps={steps}"] if steps else [])
+    try:
+        directory.create(config)
+    except RunError as error:
+        typer.echo(printable(f"{error} with --out"), err=True)
+        raise typer.Exit(2) from error
+    typer.echo("1. a model: 0.1 M parameters that have read one-digit sums, six in ten of them wrong")
+    make_model(out / "model", say=lambda line: typer.echo(f"   {line}"))
+    typer.echo(f"2. off-policy training: {config.plan}")
+    drive(config, directory)
+    typer.echo(f"3. {_result(directory)}")
+    _report(directory, out / "report.html")
+    typer.echo(
+        f"\nlook at the answers    offbeat view {directory.path}\n"
+        f"understand a number    offbeat explain drift_tv_token\n"
+        f"always fresh answers   offbeat train {file} --set sync.every=1 --out {out / 'fresh'}\n"
+        "other beginnings       offbeat init"
+    )
+
+
+def _write_configuration(out: Path) -> Path:
+    """The recipe, with the model where it is going to be."""
+    out.mkdir(parents=True, exist_ok=True)
+    recipe = re.sub(r'^path = ".*"$', f"path = '{out / 'model'}'", recipes()["quickstart"], flags=re.MULTILINE)
+    file = out / "quickstart.toml"
+    file.write_text(annotated(recipe), encoding="utf-8")
+    return file
+
+
+def _result(directory: "RunDirectory") -> str:
+    from offbeat.run.journal import read
+
+    events = list(read(directory.events))
+    rates = [cast("list[float]", event["pass@1"])[0] for event in events if event["kind"] == "evaluated"]
+    published = sum(event["kind"] == "published" for event in events) - 1
+    if len(rates) < 2:
+        return f"too few steps to say how much was learned, {published} publishes"
+    return f"pass rate {rates[0]:.2f} -> {rates[-1]:.2f} with {published} publishes"
+
+
+def _report(directory: "RunDirectory", out: Path) -> None:
+    """The report, where what draws it is installed."""
+    from offbeat.run.extras import command, missing
+
+    if absent := missing(["jinja2"]):
+        typer.echo(f"   no report: {absent[0]} is not installed: {command('report')}")
+        return
+    from offbeat.report.page import write_report
+
+    write_report([directory.path], out)
+    typer.echo(f"   report: {out}")

@@ -1,0 +1,62 @@
+"""Every command says what it does with an example; every metric and setting is explained."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from offbeat.cli.knobs import knobs
+from offbeat.cli.main import app
+from offbeat.metrics import METRICS
+from user_path import commands, shows_itself
+
+run = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke
+
+
+COMMANDS = list(commands())
+
+
+def test_the_commands_are_found() -> None:
+    names = {" ".join(words) for words in COMMANDS}
+    assert names >= {"quickstart", "init", "check", "doctor", "explain", "train", "resume", "log stats"}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_has_an_example_of_the_command_itself(words: tuple[str, ...]) -> None:
+    assert shows_itself(app, words)
+
+
+def test_a_command_without_an_example_would_be_noticed() -> None:
+    other = typer.Typer()
+    other.command("silent")(lambda: None)
+    other.command("speaking", help="As in `offbeat speaking`.")(lambda: None)
+    assert not shows_itself(other, ("silent",)) and shows_itself(other, ("speaking",))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_explained(name: str) -> None:
+    result = run(app, ["explain", name])
+    assert result.exit_code == 0 and METRICS[name].meaning in result.output and "high:" in result.output
+
+
+@pytest.mark.parametrize("key", knobs())
+def test_every_setting_is_explained(key: str) -> None:
+    result = run(app, ["explain", key])
+    knob = knobs()[key]
+    assert result.exit_code == 0 and knob.meaning in result.output and f"{key}: {knob.kind}" in result.output
+    assert knob.default in result.output
+
+
+def test_a_setting_is_found_by_its_own_name() -> None:
+    result = run(app, ["explain", "every"])
+    assert "sync.every:" in result.output and "evaluation.every:" in result.output
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("sync.evry", "sync.every"), ("drift_tv_tokn", "drift_tv_token")])
+def test_a_misspelt_name_is_answered_with_the_nearest(wrong: str, right: str) -> None:
+    result = run(app, ["explain", wrong])
+    assert result.exit_code == 2 and f"did you mean '{right}'" in result.output
+
+
+def test_a_name_that_is_near_nothing_is_answered_with_all() -> None:
+    result = run(app, ["explain", "zzz"])
+    assert result.exit_code == 2 and "ess" in result.output and "sync.every" in result.output
