@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 from figures import ROOT
 from offbeat.cli.main import app
 
-OTHERS: Final = frozenset({"apt-get", "cat", "cd", "chmod", "export", "git", "hf", "python", "ray", "source", "venv"})
+OTHERS: Final = frozenset({"apt-get", "cat", "cd", "chmod", "export", "git", "hf", "python", "ray", "source"})
 """Programs that are not ours and whose options are theirs."""
 
 
@@ -29,8 +29,7 @@ def commands(block: str) -> Iterator[str]:
     """
     for line in re.sub(r"\\\n\s*", "", block).splitlines():
         plain = re.sub(r"(^|\s)#.*$", "", line).strip().removeprefix("$ ")
-        if plain:
-            yield plain
+        yield from filter(None, re.split(r"\s*(?:&&|\|\|)\s*", plain))
 
 
 def faults(line: str) -> list[str]:

@@ -52,6 +52,7 @@ EVENTS: Final = {
     "alarm": Told("a health rule has spoken", "see the alarms above"),
     "released": Told("a paused run goes on: somebody removed the file `pause`"),
     "saved": Told("a checkpoint is being written; `resume` takes the newest that is complete"),
+    "failed": Told("the error that ended the run", "read `why`; after mending it, `offbeat resume`"),
     "ended": Told("why the run ended, its books and its time by phase", "books that do not balance are an error"),
 }
 

@@ -107,10 +107,10 @@ class World:
         cadences: list[Cadence] = [Fixed(every), Drift(0.3, 1, every)]
         self.cadence = rng.choice(cadences)
         self.max_lag = every - 1 + rng.randint(0, 4)
-        self.replay = rng.random() < 0.3
+        self.replay = rng.random() < 0.3 and self.batch > 1  # room for fresh ones too, as the configuration demands
         self.mode: Mode = Replay(share=0.5, reuse_budget=3) if self.replay else Fresh()
         self.fresh = self.batch - max(1, round(0.5 * self.batch)) if self.replay else self.batch
-        self.concurrent = rng.random() < 0.8 and self.fresh > 0
+        self.concurrent = rng.random() < 0.8
         self.workers = rng.randint(1, 3)
 
     # the weight log
@@ -365,7 +365,7 @@ def _one(job: tuple[int, bool]) -> tuple[Counter[str], str]:
 def main(schedules: int = 10_000, twice: int = 500) -> bool:
     """Must show 2."""
     began = time.monotonic()
-    total, failures = simulate(schedules, twice, os.cpu_count() or 1)
+    total, failures = simulate(schedules, twice, len(os.sched_getaffinity(0)))
     said = ", ".join(f"{count:,} {what}" for what, count in sorted(total.items()))
     return record(
         Figure(

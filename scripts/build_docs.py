@@ -126,6 +126,17 @@ def results(slug: str) -> str:
     return table(["figure", "what", "goal", "measured", "holds", "n", "note", "by"], cells)
 
 
+def shortfalls() -> str:
+    """Every figure of every area that misses its goal."""
+    found = [
+        [f"`{row['id']}`", row["what"], row["goal"], f"{row['measured']} {row['unit']}".strip(), row["note"]]
+        for file in sorted((ROOT / "lab" / "results").glob("*.json"))
+        for row in json.loads(file.read_text(encoding="utf-8"))
+        if not row["holds"]
+    ]
+    return table(["figure", "what", "goal", "measured", "note"], found)
+
+
 def experience_schema() -> str:
     """The tables of the experience log; what a column means stands beside it in schema.py."""
     source = Path(schema.__file__).read_text(encoding="utf-8")
@@ -163,10 +174,11 @@ def alarms() -> str:
     """Every health rule, with the meaning of what it looks at."""
     rows = []
     for rule in DEFAULT_RULES:
-        metric = METRICS[rule.metric]
-        meaning = metric.low if rule.below is not None else metric.high
+        meaning = "**not measured yet: this rule cannot speak**"
+        if (metric := METRICS.get(rule.metric)) is not None:
+            meaning = f"{metric.meaning}; {metric.low if rule.below is not None else metric.high}"
         spoken = f"{str(rule).removeprefix(rule.metric + ' ')} for {rule.patience} steps"
-        rows.append([f"`{rule.metric}`", spoken, rule.action.value, f"{metric.meaning}; {meaning}", rule.advice])
+        rows.append([f"`{rule.metric}`", spoken, rule.action.value, meaning, rule.advice])
     return table(["metric", "speaks when", "and does", "what it means", "what to do"], rows)
 
 
@@ -191,6 +203,7 @@ BUILDERS = {
     "alarms": alarms,
     "events": events,
     "recipes": recipe_table,
+    "shortfalls": shortfalls,
     "axes": axes,
     "lags": lags,
     "presets": presets,

@@ -104,15 +104,7 @@ class Config(Section):
 
     def problems(self) -> list[str]:
         """What does not fit together between sections."""
-        found = self.objective.problems() + self.sync.problems()
-        if self.run.mode != "offline" and self.sampler.mode == "offline":
-            found.append(
-                f"run.mode = {self.run.mode!r} generates, and sampler.mode = 'offline' does not take it; set both"
-            )
-        if self.run.mode == "offline" and self.sampler.mode != "offline":
-            found.append(f"sampler.mode = {self.sampler.mode!r}: run.mode = 'offline' needs sampler.mode = 'offline'")
-        if self.run.mode == "offline" and not self.run.experience:
-            found.append("run.experience = '': run.mode = 'offline' learns from a log; give its path")
+        found = self.objective.problems() + self.sync.problems() + self._problems_of_mode()
         if self.optimizer.warmup_steps > self.steps:
             found.append(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps}: the run ends at steps = {self.steps}, before "
@@ -137,6 +129,23 @@ class Config(Section):
             found.append(
                 f"reference.refresh_every = {self.reference.refresh_every}: no term uses a reference policy; "
                 "set objective.kl_coefficient above 0, or remove it"
+            )
+        return found
+
+    def _problems_of_mode(self) -> list[str]:
+        found = []
+        if self.run.mode != "offline" and self.sampler.mode == "offline":
+            found.append(
+                f"run.mode = {self.run.mode!r} generates, and sampler.mode = 'offline' does not take it; set both"
+            )
+        if self.run.mode == "offline" and self.sampler.mode != "offline":
+            found.append(f"sampler.mode = {self.sampler.mode!r}: run.mode = 'offline' needs sampler.mode = 'offline'")
+        if self.run.mode == "offline" and not self.run.experience:
+            found.append("run.experience = '': run.mode = 'offline' learns from a log; give its path")
+        if self.run.mode != "offline" and self.fresh < 1:
+            found.append(
+                f"sampler.share = {self.sampler.share} of prompts_per_step = {self.prompts_per_step} leaves no room "
+                "for fresh groups; raise prompts_per_step, or lower the share"
             )
         return found
 

@@ -284,7 +284,7 @@ class RunConfig(Section):
     experience: str = ""
     """An experience log to start from or to share; by default one in the run directory."""
     patience: Annotated[float, Field(gt=0)] = 1800.0
-    """Seconds without a new group before the run gives up."""
+    """Seconds without a new group, or for one thing asked of the trainer, before the run gives up."""
     sinks: Annotated[tuple[SinkName, ...], FROM_TOML] = ()
     """Where metrics go beside events.jsonl; one that fails does not stop the run."""
     silence: Annotated[float, Field(ge=5)] = 15.0

@@ -39,11 +39,13 @@ def resume(
     steps: Annotated[int, typer.Option(min=0, help="Go on to this many steps; 0: as the run was told")] = 0,
 ) -> None:
     """Go on from the last checkpoint: `offbeat resume runs/one`."""
-    from offbeat.run.directory import RunDirectory, RunError
+    from offbeat.run.directory import RunDirectory, RunError, RunLock
 
     directory = RunDirectory(run)
     try:
         config = directory.config()
+        with RunLock(directory):  # said before anything heavy is imported
+            pass
     except RunError as error:
         typer.echo(printable(str(error)), err=True)
         raise typer.Exit(2) from error

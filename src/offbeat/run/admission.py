@@ -39,7 +39,7 @@ class Admission(Protocol):
         """Groups that a worker which serves `version` may begin."""
 
     def in_time(self, k: int, versions: Sequence[int]) -> bool:
-        """Whether groups of these versions, waiting or being written, can all be trained from step k on in time."""
+        """Whether groups of these versions, some being written, can all be trained from step k on in time."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Lockstep:
         return max(0, now.missing - now.writing) if version == now.published else 0
 
     def in_time(self, k: int, versions: Sequence[int]) -> bool:
-        """See `Admission`: nothing is being written while the trainer trains."""
-        return True
+        """See `Admission`: what is being written is waited for, also where others have filled the batch meanwhile."""
+        return False
 
 
 @dataclass(frozen=True)

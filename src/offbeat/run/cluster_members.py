@@ -6,6 +6,7 @@ lost like one whose process has ended, and is killed before anything else happen
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -131,6 +132,8 @@ class ClusterLearner:
 
     actors: Sequence[Any]
     silence: float
+    patience: float
+    """Seconds for one thing that is asked: a rank may beat and be stuck all the same."""
     journal: Journal
     step: int = 0
     _lost: RankLost | None = None
@@ -190,6 +193,7 @@ class ClusterLearner:
     async def ask(self, method: str, *arguments: Any) -> Any:
         """The same of every rank; rank 0's answer. Raises `RankLost` as soon as one is."""
         self.check()
+        until = time.monotonic() + self.patience
         calls: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(_call(actor, method, arguments)) for actor in self.actors
         ]
@@ -202,6 +206,9 @@ class ClusterLearner:
                 self.check()
                 if failed := [call for call in done if call.exception() is not None]:
                     await self._blame(calls, calls.index(failed[0]))
+                if waiting and time.monotonic() > until:
+                    late = min(calls.index(call) for call in waiting)
+                    raise self._lose(RankSilent(late, f"has not finished {method!r} within {self.patience:g} s"))
             return calls[0].result()
         finally:
             for call in calls:

@@ -52,7 +52,7 @@ class ClusterRun:
         self._scoring = [RemoteScoring(pool.remote(config)) for _ in range(config.cluster.scoring)]
         rank = _actor(RankActor, num_gpus=gpus)
         ranks = [rank.remote(config, self.directory, i, self._scoring[0]) for i in range(config.trainer.ranks)]
-        learner = self._learner = ClusterLearner(ranks, silence, self.journal)
+        learner = self._learner = ClusterLearner(ranks, silence, config.run.patience, self.journal)
         learner.watch()
         tasks: list[asyncio.Task[None]] = []
         try:
