@@ -42,10 +42,8 @@ class ObjectiveTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes without 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Tensor]:
         """TRL's batch, with credit by our objective; TRL shuffles and splits our rows together with its own."""
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
-        gather, size = (
-            self.accelerator.gather,
-            self.num_generations if self.model.training else self.num_generations_eval,
-        )
+        gather = self.accelerator.gather
+        size = self.num_generations if self.model.training else self.num_generations_eval
         mask_NT = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
         rewards_BG = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(1).view(-1, size)
         scored_BG = ~self._rewards.isnan().all(1).view(-1, size)  # None from every reward function: absent, not 0

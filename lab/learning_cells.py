@@ -22,7 +22,7 @@ from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.learner import LocalLearner
 from offbeat.run.local import train
-from offbeat.run.loop import Loop
+from offbeat.run.loop import Loop, Stopped
 from offbeat.run.wiring import load_tokenizer
 from offbeat.trainer.export import export
 from offbeat.types import Group, Json
@@ -105,6 +105,7 @@ class Step(TypedDict):
     lags: list[int]
     groups: int
     replayed: int
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ class Ran:
     watched: Watched
     steps: list[Step]
     alarms: int
-    seconds: dict[str, float]
+    stopped: str = ""
+    """Why it ended before its last step."""
 
 
 def run(cell: Cell) -> Row:
@@ -130,7 +132,7 @@ def run(cell: Cell) -> Row:
         "rate": cell.rate,
         "seed": cell.seed,
         "steps": cell.steps,
-        "final": fmean(list(curve.values())[-LAST:]),
+        "final": fmean(list(curve.values())[-1 if ran.stopped else -LAST :]),
         "curve": {str(step): round(rate, 5) for step, rate in curve.items()},
         "publishes": len(ran.watched.published) - 1,
         "published": ran.watched.published,
@@ -138,7 +140,8 @@ def run(cell: Cell) -> Row:
         "by_lag": _by_lag(ran.steps),
         "groups": sum(min(len(step["lags"]), step["groups"] - step["replayed"]) for step in ran.steps),
         "alarms": ran.alarms,
-        "seconds": ran.seconds,
+        "seconds": ran.steps[-1]["seconds"],
+        "stopped": ran.stopped,
     }
 
 
@@ -152,13 +155,17 @@ def _trained(config: Config, place: Path, asked: Callable[[int], bool] = lambda 
         loop.learner = watched[0]
 
     directory.create(config)
-    train(config, directory, started=watch)
+    stopped = ""
+    try:
+        train(config, directory, started=watch)
+    except Stopped as collapsed:  # where nothing is right any more there is nothing to learn from: that is a result
+        stopped = str(collapsed)
     events = list(read(directory.events))
     return Ran(
         watched[0],
         [cast(Step, event) for event in events if event["kind"] == "step"],
         sum(event["kind"] == "alarm" for event in events),
-        next(cast(dict[str, float], event["seconds"]) for event in events if event["kind"] == "ended"),
+        stopped,
     )
 
 

@@ -43,9 +43,10 @@ class Cells:
         """How the rate was chosen, and what it cost."""
         tried = ", ".join(f"{rate:g}: {fmean(row['final'] for row in self.tuned(arm, rate)):.3f}" for rate in RATES)
         fresh = fmean(row["groups"] for row in self.of(arm))
+        lag = max((bucket for row in self.of(arm) for bucket in row["by_lag"] if bucket in BUCKETS), key=BUCKETS.index)
         return (
             f"lr {best_rate(arm, self.done):g} (tuning seeds: {tried}); {self.publishes(arm):.1f} publishes; "
-            f"{fresh:.0f} fresh groups; 95 % interval over seeds"
+            f"lag up to {lag}; {fresh:.0f} fresh groups; 95 % interval over seeds"
         )
 
 
@@ -77,6 +78,29 @@ def finals(cells: Cells, names: dict[str, str]) -> list[Figure]:
         )
         for name, arm in names.items()
     ]
+
+
+def concurrent_as_others(cells: Cells) -> Figure:
+    """Concurrent mode at the rate of v = 1: its own tuning met other lags than its reported runs."""
+    rate = best_rate("v1", cells.done)
+    found = [cells.done["concurrent", rate, seed] for seed in REPORTED]
+    tuning = [row for rate in RATES for row in cells.tuned("concurrent", rate)]
+    return Figure(
+        "run.3.concurrent-rate",
+        f"Final pass rate on the tiny model, concurrent at lr {rate:g}, the rate of the others",
+        "5 seeds with interval",
+        str(Interval.of([row["final"] for row in found])),
+        "",
+        True,
+        len(found),
+        f"lag depends on how busy the machine is: in most steps of these runs {', '.join(map(usual_lag, found))}; when "
+        f"tuning, in ascending order of rates, {', '.join(map(usual_lag, tuning))}. So its tuning is partly chance",
+    )
+
+
+def usual_lag(row: Row) -> str:
+    """The bucket that most steps of a run had tokens of."""
+    return max(row["by_lag"], key=lambda bucket: row["by_lag"][bucket]["steps"])
 
 
 def drift_publishes(cells: Cells, arm: str) -> Figure:
@@ -140,10 +164,10 @@ def gates(cells: Cells) -> Figure:
     }
     said = "; ".join(f"{name}: {', '.join(f'{one:.3f}' for one in ones)}" for name, ones in table.items())
     by_lag = ", ".join(f"{bucket}: {share:.0%}" for bucket, share in shares[f"{RATES[-1]:g}"].items())
-    added = table["v = 10, gate"][-1] - table["v = 10, no gate"][-1]
+    added = min(one - other for one, other in zip(table["v = 10, gate"], table["v = 10, no gate"], strict=True))
     return Figure(
         "run.3.gates",
-        "At v = 10, what a gate adds to the final pass rate at the largest learning rate",
+        "At v = 10, what a gate adds to the final pass rate: the least over three learning rates",
         "> 0, and 0 tokens stopped at lag 0",
         round(added, 3),
         "",
@@ -151,7 +175,7 @@ def gates(cells: Cells) -> Figure:
         len(TUNING),
         f"final pass rates at lr {', '.join(f'{rate:g}' for rate in RATES)}, tuning seeds: {said}. Tokens stopped at "
         f"lag 0: {at_zero:.0%}; v = 20 at lr {RATES[-1]:g} by lag: {by_lag}. At v = 1 runs with and without a gate are "
-        + ("the same bit for bit" if same_without_gate(cells) else "NOT the same"),
+        + ("the same to the fifth decimal of every pass rate" if same_without_gate(cells) else "NOT the same"),
     )
 
 
@@ -182,9 +206,10 @@ def main() -> bool:
     cells = Cells(rows())
     drift = chosen_budget(cells)
     names = {name: name for name in FIXED} | {"drift": drift, "concurrent": "concurrent"}
-    pictures(cells, ["v1", "v10", "v20", drift, "concurrent", "offline-online"])
+    pictures(cells, ["v1", drift, "v10", "v20", "concurrent", "offline-online"])
     return record(
         *finals(cells, names | {"offline-online": "offline-online"}),
+        concurrent_as_others(cells),
         drift_publishes(cells, drift),
         drift_against_fixed(cells, drift),
         gates(cells),

@@ -1,4 +1,4 @@
-"""The model of the learning figures: 100,000 parameters that write sums and get most of them wrong.
+"""The model of the learning figures: 90,000 parameters that write sums and get most of them wrong.
 
     python lab/learning_model.py
 

@@ -49,10 +49,14 @@ def curves(arms: Mapping[str, Mapping[int, float]], ends: Mapping[str, tuple[flo
     left.legend(frameon=False, fontsize=8)
     _plain(left, "step", "pass rate")
     for name, (publishes, rate, half) in ends.items():
-        color = COLORS[1] if name.startswith("drift") else COLORS[0]
+        drifting = name.startswith("drift")
+        color, place, side = (COLORS[1], (-6, 5), "right") if drifting else (COLORS[0], (6, 5), "left")
         right.errorbar(publishes, rate, yerr=half, fmt="o", color=color, capsize=3, markersize=4)
-        right.annotate(name, (publishes, rate), textcoords="offset points", xytext=(5, 5), fontsize=8)
+        right.annotate(name, (publishes, rate), textcoords="offset points", xytext=place, ha=side, fontsize=8)
     right.set_xscale("log")
+    right.set_xlim(3.2, 160)
+    right.set_xticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
+    right.minorticks_off()
     _plain(right, "publishes", "final pass rate")
     _save("adaptive-sync.svg")
 

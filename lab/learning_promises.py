@@ -158,7 +158,7 @@ def _calibration(name: str, arms: Sequence[str], note: str) -> Figure:
         "",
         one.low <= 1 <= one.high,
         len(values(unseen, plain)),
-        f"{means(unseen, plain)}; {within:.0%} of promises within 1.96 standard errors; normalised "
+        f"{len(unseen)} runs; {means(unseen, plain)}; {within:.0%} of promises within 1.96 standard errors; normalised "
         f"{calibrated(unseen, normalised)}, {means(unseen, normalised)}. By the batch just trained on "
         f"{calibrated(seen, plain)}, {means(seen, plain)}; {note}",
     )

@@ -71,6 +71,8 @@ class Row(TypedDict):
     alarms: int
     seconds: dict[str, float]
     """By phase of the loop."""
+    stopped: NotRequired[str]
+    """Why the run ended early; empty where it did not. Then `final` is the last evaluation there was."""
 
 
 def rows() -> dict[Key, Row]:

@@ -11,30 +11,30 @@ line of `lab/learning/cells.jsonl`; an interrupted sweep goes on after it.
 import argparse
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import torch
 
-from learning_cells import CONCURRENT, OFFLINE_ONLINE, Arm, Cell, drift, fixed, preset, run
+from learning_cells import CONCURRENT, OFFLINE_ONLINE, Cell, drift, fixed, preset, run
 from learning_rows import BUDGETS, RATES, REPORTED, TUNING, Key, Row, best_rate, keep, promising, rows
 
 PRIMARY: Final = (fixed(1), *(drift(budget) for budget in BUDGETS), fixed(10), CONCURRENT, OFFLINE_ONLINE)
 OTHER_V: Final = (fixed(5), fixed(20), fixed(2))
-GATES: Final = (preset("reinforce", 10), preset("rec-oneside-is", 10), preset("reinforce", 1))
+GATES: Final = (fixed(10), preset("reinforce", 10), preset("rec-oneside-is", 10))
+"""With a gate, without, and with importance sampling beside it: both tuning seeds at every rate."""
 
 
 def wanted(done: dict[Key, Row]) -> Iterator[Cell]:
     """All cells in the order they are worth having. Each arm is tuned before it is reported."""
-    for arms, seeds in ((PRIMARY, REPORTED), (OTHER_V, REPORTED), (GATES, ())):
+    for arms in (PRIMARY, OTHER_V):
         yield from (Cell(arm, rate, TUNING[0]) for arm in arms for rate in RATES)
         yield from (Cell(arm, rate, TUNING[1]) for arm in arms for rate in promising(arm.name, done))
-        yield from _reported(arms, seeds, done)
-
-
-def _reported(arms: Sequence[Arm], seeds: Sequence[int], done: dict[Key, Row]) -> Iterator[Cell]:
-    """Seed by seed, so that an interrupted sweep has as many of each arm."""
-    yield from (Cell(arm, best_rate(arm.name, done), seed) for seed in seeds for arm in arms)
+        yield from (Cell(arm, best_rate(arm.name, done), seed) for seed in REPORTED for arm in arms)
+    # How far concurrent mode lags depends on the machine, so its tuning is chance: it runs at the others' rate too.
+    yield from (Cell(CONCURRENT, best_rate("v1", done), seed) for seed in REPORTED)
+    yield from (Cell(preset("reinforce", 1), rate, TUNING[0]) for rate in RATES)
+    yield from (Cell(arm, rate, seed) for seed in TUNING for arm in GATES for rate in RATES)
 
 
 def sweep(minutes: float) -> None:

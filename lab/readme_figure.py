@@ -85,14 +85,14 @@ def draw(runs: Sequence[Run]) -> None:
         for one in seeds:
             above.plot(one.steps, one.rates, color=COLORS[arm], linewidth=0.8, alpha=0.4)
         means = [sum(rates) / len(seeds) for rates in zip(*(one.rates for one in seeds), strict=True)]
-        count = sum(len(one.published) for one in seeds) / len(seeds)
-        label = f"{name}: {count:.0f} publishes"
+        fewest, most = (pick(len(one.published) for one in seeds) for pick in (min, max))
+        label = f"{name}: {fewest if fewest == most else f'{fewest} to {most}'} publishes"
         above.plot(seeds[0].steps, means, color=COLORS[arm], linewidth=2, label=label)
         below.vlines(seeds[0].published, -row - 0.35, -row + 0.35, color=COLORS[arm], linewidth=1)
     above.set_ylabel("pass rate")
     above.legend(frameon=False, fontsize=9, loc="lower right", title="weights are published", title_fontsize=9)
     below.set_yticks([])
-    below.set_ylabel("publishes")
+    below.set_ylabel("publishes\n(seed 0)")
     below.set_xlabel("step")
     for axes in (above, below):
         axes.grid(alpha=0.25, axis="x" if axes is below else "both")

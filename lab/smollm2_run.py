@@ -26,7 +26,8 @@ ARMS = {
     "v10": "every = 10",
     "drift": "every = 10\ndrift_budget = {budget}",
 }
-BUDGET = 0.02
+BUDGET = 0.05
+"""Well above what vLLM and the trainer differ by in bf16 on the same weights: 0.022 at lag 0."""
 KEPT = ROOT / "lab" / "learning" / "smollm2.json"
 OVERHEAD_GOAL = 0.02
 

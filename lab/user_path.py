@@ -153,8 +153,10 @@ def _work() -> float:
 def _circumstances(walls: list[float], works: list[float]) -> str:
     load = f"load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     median = f"median {statistics.median(walls):.2f} s, of which {statistics.median(works):.2f} s processor"
-    slow = "the slowest import Lance (a log is looked into) or reasoning-gym (its tasks are checked)"
-    return f"{median}; slowest processor time {max(works):.2f} s; {slow}; {load}"
+    within = (
+        f"{sum(work <= 1 for work in works)} of {len(works)} within 1 s of processor time, slowest {max(works):.2f} s"
+    )
+    return f"{median}; {within}: it imports reasoning-gym to know its tasks; {load}"
 
 
 def answers(short: bool) -> bool:

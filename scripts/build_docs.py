@@ -114,11 +114,11 @@ def metrics() -> str:
     return table(["metric", "formula", "reduced by", "what it is", "high", "low"], rows)
 
 
-def results(slug: str) -> str:
-    """The figures of one area, those that fall short included."""
+def results(slug: str, *items: str) -> str:
+    """The figures of one area, those that fall short included; of some of its items only, where any are named."""
     rows = json.loads((ROOT / "lab" / "results" / f"{slug}.json").read_text(encoding="utf-8"))
     cells = []
-    for row in rows:
+    for row in [row for row in rows if not items or row["id"].split(".")[1] in items]:
         measured = f"{row['measured']} {row['unit']}".strip()
         verdict = "yes" if row["holds"] else "**no**"
         cells.append([row["id"], row["what"], row["goal"], measured, verdict, str(row["n"]), row["note"]])
@@ -135,6 +135,15 @@ def shortfalls() -> str:
         if not row["holds"]
     ]
     return table(["figure", "what", "goal", "measured", "note"], found)
+
+
+def transcript() -> str:
+    """The quickstart in a new environment, as `lab/user_path.py quickstart` saw it."""
+    file = ROOT / "docs" / "quickstart-transcript.txt"
+    if not file.exists():
+        return "What it says is kept by `python lab/user_path.py quickstart`, which has not been run here.\n"
+    kept = re.sub(r"(?:^step \d+/\d+ .*\n)+", "…\n", file.read_text(encoding="utf-8").strip(), flags=re.M)
+    return f"Every line of it, those of the steps included, is [kept]({file.name}).\n\n```text\n{kept}\n```\n"
 
 
 def experience_schema() -> str:
@@ -204,6 +213,7 @@ BUILDERS = {
     "events": events,
     "recipes": recipe_table,
     "shortfalls": shortfalls,
+    "transcript": transcript,
     "axes": axes,
     "lags": lags,
     "presets": presets,
@@ -218,7 +228,7 @@ def fill(text: str) -> str:
 
     def build(match: re.Match[str]) -> str:
         name = match[2]
-        made = results(name.split()[1]) if name.startswith("results ") else BUILDERS[name]()
+        made = results(*name.split()[1:]) if name.startswith("results ") else BUILDERS[name]()
         return match[1] + "\n" + made + "\n" + match[3]
 
     return BLOCK.sub(build, text)

@@ -45,7 +45,8 @@ def _moved(link: re.Match[str], source: Path, sources: dict[Path, str], pages: P
 
 def _copied(target: Path, pages: Path) -> str:
     """A file of the repository as plain text, which a browser shows instead of offering to save it."""
-    name = Path("source") / f"{target.relative_to(ROOT)}.txt"
+    name = Path("source") / f"{target.relative_to(ROOT)}".removesuffix(".txt")
+    name = name.with_name(f"{name.name}.txt")
     (pages / name).parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
         (pages / name).write_text("".join(f"{entry.name}\n" for entry in sorted(target.iterdir())), encoding="utf-8")

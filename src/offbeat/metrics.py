@@ -101,6 +101,14 @@ _ALL = (
         "lag is harmless so far",
     ),
     Metric(
+        "ratio_tail_share",
+        "tokens with π_k/α above 10 or below 0.1 / tokens with known α",
+        Reduction.SHARE,
+        "tails of the ratio: tokens about which policy and data no longer agree at all",
+        "single tokens have run away: look at the groups, sync sooner, or find the engine that computes another model",
+        "ratios are close to 1",
+    ),
+    Metric(
         "ess",
         "(Σρ)²/(G Σρ²), ρ = π_k(y)/α(y)",
         Reduction.GROUP_MEAN,
@@ -155,6 +163,14 @@ _ALL = (
         "KL(π ‖ π_ref) per token, on the behavior policy's samples",
         "the policy has left its reference: raise the KL coefficient, or refresh the reference",
         "it stays close, or the coefficient holds it there",
+    ),
+    Metric(
+        "unscorable_share",
+        "completions that could not be scored / completions of the batch",
+        Reduction.SHARE,
+        "answers that count neither as right nor as wrong",
+        "the scorer is broken or too slow: look at their reasons",
+        "scoring works",
     ),
     Metric(
         "too_small_share",

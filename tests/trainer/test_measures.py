@@ -56,6 +56,12 @@ class TestByHand:
         ratios = [list(row) for row in self.RATIOS]
         return measured([a_pair("g", version, ratios)], [ratios], **arguments)  # type: ignore[arg-type]
 
+    def test_tails_are_tokens_ten_times_likelier_or_rarer(self) -> None:
+        ratios = [[[11.0, 1.0], [0.09, 9.0]]]
+        figures = measured([a_pair("g", 10, ratios[0])], ratios).overall
+        assert figures["ratio_tail_share"] == pytest.approx(0.5)
+        assert figures["unscorable_share"] == 0.0
+
     def test_drift_per_token_and_per_sequence(self) -> None:
         figures = self.of().overall
         assert figures["drift_tv_token"] == pytest.approx(0.5 * (0.5 + 0 + 0.5 + 0) / 4)

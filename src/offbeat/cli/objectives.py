@@ -3,8 +3,6 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from offbeat.nearest import nearest
 from offbeat.objective.presets import PRESETS, Preset
@@ -14,6 +12,9 @@ def objectives(
     name: Annotated[str | None, typer.Argument(help="One preset in full, for example: rec-oneside-nois")] = None,
 ) -> None:
     """List the objectives, or show one: `offbeat objectives red-weight`."""
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console()
     if name is None:
         table = Table("name", "needs", "lag up to", "when to use it")

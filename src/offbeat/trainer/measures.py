@@ -5,6 +5,7 @@ the last. Token figures are sums over tokens and sequence figures sums over a co
 Everything is about the completions trained on, and drift about those of them whose behavior log-probs are known.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,7 @@ from offbeat.objective.bound import (
 from offbeat.objective.ratios import bounded_exp, linear_exp, log_ratios
 from offbeat.trainer.batch import NO_LAG, Batch, Part
 from offbeat.trainer.ranks import Ranks
+from offbeat.types import Unscorable
 
 LAG_BUCKETS: Final = ("0", "1", "2-3", "4-7", "8-15", "16-31", "32+", "none")
 """Steps of lag; 'none' for tokens that no version of ours wrote."""
@@ -71,8 +73,10 @@ class Measures:
     by_lag: dict[str, dict[str, float]]
 
 
+TAIL: Final = math.log(10)
+"""Of log π_k/α: tokens that have become ten times likelier or rarer."""
 _SUMS: Final = (
-    "tokens", "entropy", "known", "tv", "kl", "gap", "lagged", "lag",
+    "tokens", "entropy", "known", "tv", "kl", "tail", "gap", "lagged", "lag",
     "up", "up_stopped", "down", "down_stopped", "reference", "reference_kl",
 )  # fmt: skip
 _TOKEN_FIGURES: Final = {
@@ -80,6 +84,7 @@ _TOKEN_FIGURES: Final = {
     "lag": ("lag", "lagged"),
     "drift_tv_token": ("tv", "known"),
     "drift_kl_token": ("kl", "known"),
+    "ratio_tail_share": ("tail", "known"),
     "gate_stopped_up": ("up_stopped", "up"),
     "gate_stopped_down": ("down_stopped", "down"),
     "reference_kl": ("reference_kl", "reference"),
@@ -120,6 +125,7 @@ def _add_tokens(sums_SK: Tensor, one: Seen, gated: bool) -> None:
         "known": known_NT,
         "tv": (ratios_NT - 1).abs() / 2,
         "kl": ratios_NT - 1 - drift_NT,
+        "tail": drift_NT.abs() > TAIL,
         "gap": drift_NT.abs(),
         "lagged": part.lags_NT != NO_LAG,
         "lag": part.lags_NT.clamp(min=0),
@@ -158,6 +164,8 @@ def _credit_figures(batch: Batch) -> dict[str, float]:
         "zero_variance_share": float(credit.zero_variance_B.sum()) / groups,
         "too_small_share": float(credit.too_small_B.sum()) / groups,
     }
+    scores = [one.score for group in batch.groups for one in group.completions]
+    figures["unscorable_share"] = sum(isinstance(score, Unscorable) for score in scores) / len(scores)
     if bool(batch.scored_BG.any()):
         figures["reward_mean"] = float(batch.rewards_BG[batch.scored_BG].mean())
     return figures
