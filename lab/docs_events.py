@@ -39,6 +39,10 @@ EVENTS: Final = {
     "step": Told(
         "a batch was trained: every metric, drift and gates by lag, lags, rewards by version, seconds by phase so far"
     ),
+    "waiting": Told(
+        "no group has come for a minute or longer; names what is missing and who owes it",
+        "look at the workers it names",
+    ),
     "published": Told("a version is in the weight log, and why: the first, the period, or drift"),
     "evaluated": Told("pass rates with their intervals, of the prompts that are always the same"),
     "no gradient": Told(

@@ -13,6 +13,10 @@ from offbeat.config import Config
 from offbeat.run.journal import Phase
 from offbeat.types import Json
 
+TROUBLE: Final = (
+    "worker lost", "worker mended", "rank lost", "scoring lost", "refused", "no gradient", "waiting", "failed",
+)  # fmt: skip
+"""Events that a person should see while the run goes on."""
 BARS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -82,7 +86,7 @@ class LiveView:
             self.passed = f"{value:.3f} [{low:.3f}, {high:.3f}] at step {event['step']}"
         elif kind == "alarm":
             self.alarms.append(f"step {event['step']}: {event['says']}")
-        elif kind in ("worker lost", "worker mended", "rank lost", "scoring lost", "refused", "no gradient"):
+        elif kind in TROUBLE:
             self.alarms.append(f"step {event['step']}: {kind}: {event.get('why', event.get('worker', ''))}"[:200])
         if self._live is not None:
             self._live.update(self.render())
@@ -105,8 +109,7 @@ class LiveView:
             return str(event["memory"]).splitlines()[0]
         if kind in ("worker joined", "worker left", "worker ready"):
             return f"step {step}  {kind}: {event['worker']}"
-        if kind in ("alarm", "worker lost", "worker mended", "rank lost", "scoring lost", "refused", "no gradient",
-                    "resumed"):  # fmt: skip
+        if kind in TROUBLE or kind in ("alarm", "resumed"):
             return f"step {step}  {kind}: {event.get('says', event.get('why', ''))}"
         return ""
 

@@ -21,6 +21,7 @@ written. Every wait has a name and a deadline.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from offbeat.experience.ledger import Event, Happening, Ledger
 from offbeat.experience.sampler import Draw, Dropped, Sampler, Waiting
@@ -34,6 +35,9 @@ from offbeat.run.parts import Gate, Learner, Log, Outcome, Plan, Ungated
 from offbeat.trainer.trainer import NoGradient, Trained
 from offbeat.types import Group, Json
 from offbeat.weights.cadence import Cadence
+
+TELL_SECONDS: Final = 60.0
+"""Without a new group, after which the run says what it waits for, and again after twice as long."""
 
 
 class Stopped(RuntimeError):
@@ -139,10 +143,10 @@ class Loop:
 
     async def _batch(self) -> tuple[Draw, list[Group]] | None:
         """As soon as there is one; none where the run is to stop."""
-        k, asked_before, last_news = self.learner.step, self.desk.asked, self.clock()
+        k, asked_before, last_news, told = self.learner.step, self.desk.asked, self.clock(), 0
         while not self._stopping:
             if self._feed():
-                last_news = self.clock()
+                last_news, told = self.clock(), 0
             self.fleet.check()
             self.learner.check()
             enough = self.plan.batch if self.desk.asked - asked_before < self.plan.refill * self.plan.batch else 1
@@ -154,8 +158,12 @@ class Loop:
                 return draw, self.log.read(draw.ordinals)
             missing = draw.needed if draw is not None else 0
             await self._report(k, missing)
-            if self.clock() - last_news > self.plan.patience:
-                raise TooLong(self._overdue(k, missing))
+            waited = self.clock() - last_news
+            if waited > self.plan.patience:
+                raise TooLong(self._owed(k, missing, waited))
+            if waited > TELL_SECONDS * 2**told:
+                told += 1
+                self.journal.write("waiting", k, why=self._owed(k, missing, waited))
             await self._wait_for_groups()
         return None
 
@@ -173,9 +181,9 @@ class Loop:
         waiting = self.sampler.waiting_versions(k)[self.plan.fresh :]
         return not writing or self.admission.in_time(k + 1, [*waiting.tolist(), *writing])
 
-    def _overdue(self, k: int, missing: int) -> str:
+    def _owed(self, k: int, missing: int, waited: float) -> str:
         owed = ", ".join(f"{lease.group_id} by {lease.by}" for lease in self.desk.out[:5]) or "nobody has any on loan"
-        return f"waited {self.plan.patience:g} s for {missing or 'late'} groups for step {k + 1}; owed: {owed}"
+        return f"waited {waited:.0f} s for {missing or 'late'} groups for step {k + 1}; owed: {owed}"
 
     def _feed(self) -> bool:
         self._counted = self.desk.finished  # before the look at the log: what is finished later may not be in it
