@@ -96,6 +96,7 @@ def test_an_ill_finding_ends_the_command_with_an_error(monkeypatch: pytest.Monke
 
 
 @pytest.mark.engine
+@pytest.mark.filterwarnings("default")  # vLLM's own imports warn
 def test_vllm_is_started_and_proven() -> None:
     pytest.importorskip("vllm")
     finding = diagnosis.vllm_engine()
