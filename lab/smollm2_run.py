@@ -83,7 +83,7 @@ class Arm:
 
     @property
     def overhead(self) -> float:
-        return self.seconds[Phase.ITSELF] / sum(self.seconds.values())
+        return (self.seconds[Phase.ITSELF] + self.seconds[Phase.ENDING]) / sum(self.seconds.values())
 
 
 def run(name: str, steps: int) -> Arm:

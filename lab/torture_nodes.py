@@ -35,8 +35,9 @@ class Round:
 @contextmanager
 def cluster(token: Path) -> Iterator[Any]:
     """A head without slots. Ray reads its environment when it is imported."""
-    token.write_text(secrets.token_hex(32))
-    token.chmod(0o600)
+    if not token.exists():  # Ray reads it once for the whole process
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
     os.environ.update(
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN_PATH=str(token),
@@ -53,7 +54,7 @@ def cluster(token: Path) -> Iterator[Any]:
 
 
 def one_round(model: Path) -> Round:
-    with place() as directory, cluster(directory / "token") as ours:
+    with place() as directory, cluster(model.parent / "token") as ours:
         node = ours.add_node(num_cpus=2, resources={"offbeat_worker": 1})
         run = Run(directory / "run")
         write_config(directory, model, workers=1, address=ours.address)

@@ -23,7 +23,8 @@ from offbeat.types import Group, Json
 
 START_SECONDS: Final = 180.0
 """For the first sign of life: processes start, and import what they need."""
-CLOSE_SECONDS: Final = 10.0
+CLOSE_SECONDS: Final = 3.0
+"""To give back prompts and let go of locks. Engines need longer, and are killed with their actor instead."""
 GRACE: Final = 3.0
 """Seconds in which the rank to blame shows, after another one complained."""
 

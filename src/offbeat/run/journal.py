@@ -28,6 +28,8 @@ class Phase(StrEnum):
     PUBLISHING = "publishing"
     EVALUATING = "evaluating"
     SAVING = "saving"
+    ENDING = "ending"
+    """Workers give back what they have and end their engines."""
     ITSELF = "the loop itself"
 
 

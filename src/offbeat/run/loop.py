@@ -99,7 +99,8 @@ class Loop:
                 if self.plan.save_every and self.learner.step % self.plan.save_every == 0:
                     await self._save()
         finally:
-            await self.fleet.close()
+            with self.watch.phase(Phase.ENDING):
+                await self.fleet.close()
         await self._save()
         await self.learner.finish()
         return self._statement()
