@@ -175,7 +175,8 @@ def speed() -> bool:
             median >= 0.97,
             len(ratios),
             f"median of {len(ratios)} rounds by turns, lowest {ratios[0]:.3f}, highest {ratios[-1]:.3f}; "
-            f"bare {statistics.median(bare for _, bare in rates):.0f} tokens/s; load {os.getloadavg()[0]:.1f}",
+            f"bare {statistics.median(bare for _, bare in rates):.0f} tokens/s; load {os.getloadavg()[0]:.1f}; "
+            "scoring, packing and the append share the two cores with the engine",
         )
     )
 

@@ -67,7 +67,8 @@ def sample(short: bool) -> bool:
             found["p99"] <= 50,
             draws,
             f"median {found['p50']:.1f} ms; p99 of the draw alone {found['draw']:.1f} ms; "
-            f"file cache warm, local disk, after gc.freeze(), {load}",
+            f"file cache warm, local disk, after gc.freeze(), {load}"
+            + ("; drawing by weight over the whole past comes on top of the reading" if mode == "replay" else ""),
         )
         for mode, found in took.items()
     ]

@@ -167,7 +167,7 @@ def times(seen: Measured) -> list[Figure]:
             len(pairs),
             f"medians {1000 * publish:.0f} and {1000 * write:.0f} ms, alternating, both forced to disk; ratio of pairs "
             f"{min(pairs):.2f} to {max(pairs):.2f}; processor time of a publish {busy:.0f} ms over its threads; phases "
-            f"in ms: {parts}; {machine}",
+            f"in ms: {parts}; {machine}; both states are read, hashed and compared whole, however little has changed",
         ),
         Figure(
             "weights-rollout.2.anchor",

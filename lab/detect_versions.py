@@ -231,7 +231,7 @@ def coarse(steps: int = 20) -> bool:
             noticed is not None and not accused,
             steps,
             f"rounding between vLLM and transformers, both in bf16, is {rounding:.3f} a token; hashes notice damaged "
-            "bytes at once in any dtype",
+            "bytes at once in any dtype; the policy moves by less than that in these steps",
         )
     )
 

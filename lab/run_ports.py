@@ -9,7 +9,6 @@ run's. Beside it, on loopback itself, Ray is asked for its state without the tok
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,12 +44,6 @@ for port in range(1, 65536):
 while chooser.get_map():
     finish(chooser, 2)
 print(json.dumps(sorted(found)))
-"""
-
-WITHOUT_TOKEN = """
-import sys
-from ray._raylet import GcsClient
-print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", timeout=5))
 """
 
 
@@ -109,8 +102,9 @@ def looked_at(what: str, model: Path) -> tuple[set[int], list[str], bool]:
 
 
 def _refused(address: str) -> bool:
-    stranger = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-    asked = subprocess.run([sys.executable, "-c", WITHOUT_TOKEN, address], env=stranger, capture_output=True, text=True)
+    from offbeat.run.cluster_session import asked_without_token
+
+    asked = asked_without_token(address)
     if asked.returncode and "nauthenticated" not in asked.stderr:
         raise Broken(f"asked without a token, Ray said something else than no: {asked.stderr[-500:]}")
     return asked.returncode != 0

@@ -149,7 +149,10 @@ def figures(arms: dict[str, Arm]) -> list[Figure]:
             "%",
             worst <= OVERHEAD_GOAL,
             len(arms),
-            ", ".join(f"{arm.name} {100 * arm.overhead:.2f} %" for arm in arms.values()),
+            ", ".join(
+                f"{arm.name} {100 * arm.overhead:.2f} %, {arm.seconds[Phase.ENDING]:.0f} s of it ending engines"
+                for arm in arms.values()
+            ),
         )
     )
     return found

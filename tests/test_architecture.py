@@ -10,7 +10,7 @@ import pytest
 SRC = Path(__file__).parent.parent / "src" / "offbeat"
 
 LAYERS: list[set[str]] = [
-    {"seeds", "nearest"},
+    {"environment", "nearest", "seeds"},
     {"types", "metrics"},
     {"objective"},
     {"sections"},

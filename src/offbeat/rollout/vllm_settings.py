@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from offbeat.environment import environment_of
 from offbeat.rollout.engine import Sampling
 
 if TYPE_CHECKING:
@@ -112,13 +113,5 @@ def environment(threads: int, kv_cache_gib: int) -> Iterator[None]:
         ours["VLLM_LOGGING_LEVEL"] = "ERROR"
     if not _on_gpu():  # half a minute of compiling before the first token, for what gains nothing measurable
         ours["TORCH_COMPILE_DISABLE"] = "1"
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
-    try:
+    with environment_of(ours):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

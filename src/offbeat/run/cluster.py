@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config import Config
+from offbeat.environment import environment_of
 from offbeat.experience.ledger import Ledger
 from offbeat.run.directory import RunDirectory, RunError, RunLock
 from offbeat.run.journal import Journal, last_word
@@ -101,16 +102,8 @@ def environment(config: Config, directory: RunDirectory) -> Iterator[None]:
         )
     if not address or address.startswith("127."):
         ours["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's name for: listen on loopback only
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
-    try:
+    with environment_of(ours):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _token(directory: RunDirectory) -> Path:

@@ -54,11 +54,12 @@ class ClusterRun:
         ranks = [rank.remote(config, self.directory, i, self._scoring[0]) for i in range(config.trainer.ranks)]
         learner = self._learner = ClusterLearner(ranks, silence, config.run.patience, self.journal)
         learner.watch()
+        meeting = self.directory.path.resolve() / f"meet-{uuid.uuid4().hex}"  # one that is there would mislead ranks
         tasks: list[asyncio.Task[None]] = []
         try:
-            said = await learner.start(f"file://{self.directory.path.resolve()}/meet-{uuid.uuid4().hex}")
+            said = await learner.start(f"file://{meeting}")
             self.begin = learner.step
-            self._vocabulary, self._gpus, self._setting = cast(int, said["vocabulary"]), gpus, setting
+            self._vocabulary, self._gpus = cast(int, said["vocabulary"]), gpus
             with setting.open_log(self._vocabulary, "driver") as log, Maintenance(log.tables):
                 kept = cast(Mapping[str, Json] | None, said["kept"])
                 loop = make_loop(setting, log, self.journal, learner, self._member, learner.evaluate, kept)
@@ -80,6 +81,7 @@ class ClusterRun:
             await learner.close()
             for one in self._scoring:
                 ray.kill(one.actor)
+            meeting.unlink(missing_ok=True)
 
     def _member(self, name: str, desk: Desk) -> RemoteMember:
         """A worker, on the node its name begins with or, if that names none, anywhere."""

@@ -57,15 +57,18 @@ GcsClient(address=sys.argv[1]).internal_kv_keys(b"", timeout=5)
 """
 
 
+def asked_without_token(address: str) -> subprocess.CompletedProcess[str]:
+    """What becomes of a stranger, in a process of his own, who asks the cluster for its state."""
+    stranger = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-c", _WITHOUT_TOKEN, address]
+    return subprocess.run(command, env=stranger, capture_output=True, text=True, timeout=60, check=False)
+
+
 def _refuse_open(address: str) -> None:
     """A cluster that answers somebody without a token."""
     if address == "auto":
         address = ray._private.services.canonicalize_bootstrap_address_or_die("auto")
-    stranger = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-    asked = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_TOKEN, address], env=stranger, capture_output=True, timeout=60, check=False
-    )
-    if asked.returncode == 0:
+    if asked_without_token(address).returncode == 0:
         raise RunError(
             f"the Ray cluster at {address} answers without a token: start its nodes with RAY_AUTH_MODE=token and "
             "RAY_AUTH_TOKEN_PATH, or leave cluster.address out to have one started"
