@@ -245,8 +245,12 @@ class ExperienceMachine(RuleBasedStateMachine):
         type(self).draws += 1
 
     def check_shortage(self, found: Waiting) -> None:
-        """Each group that could be drawn counts; only replay and epochs have reasons of their own to wait."""
-        ready = [g for g in self.groups.values() if g.scored and self.fate(g.id) is Fate.WAITING]
+        """Each group that could be drawn counts; only replay and epochs have reasons of their own to wait.
+
+        After a crash the log may hold groups of versions that are yet to be reached again: they are for later.
+        """
+        waiting = [g for g in self.groups.values() if g.scored and self.fate(g.id) is Fate.WAITING]
+        ready = [g for g in waiting if g.oldest_version is None or g.oldest_version <= self.k]
         if isinstance(self.mode, Fresh):
             assert len(ready) == self.limits.batch - found.needed
 

@@ -156,7 +156,7 @@ def _circumstances(walls: list[float], works: list[float]) -> str:
     within = (
         f"{sum(work <= 1 for work in works)} of {len(works)} within 1 s of processor time, slowest {max(works):.2f} s"
     )
-    return f"{median}; {within}: it imports reasoning-gym to know its tasks; {load}"
+    return f"{median}; {within}; {load}"
 
 
 def answers(short: bool) -> bool:

@@ -75,6 +75,12 @@ class TestFresh:
         sampler = fed(Fresh(), Limits(batch=1, max_lag=0), rows(0, [NO_VERSION]))
         assert sampler.draw(1000) == Draw(1000, (0,), (False,), (None,), ())
 
+    def test_leaves_groups_of_versions_it_has_yet_to_reach_for_later(self):
+        # A run that goes back to a checkpoint finds in the log what its lost steps had generated.
+        sampler = fed(Fresh(), Limits(batch=2, max_lag=3), rows(0, [0, 2, 2]))
+        assert sampler.draw(0) == Waiting(0, needed=1, cooling=0, dropped=())
+        assert batch(sampler, 2) == (0, 1)
+
     def test_drops_groups_that_cannot_be_compared_and_on_request_those_without_contrast(self):
         columns = rows(0, [0] * 4, scored=[1, 8, 0, 8], reward_std=[0.0, 0.0, 0.0, 0.4])
         assert fed(Fresh(), Limits(batch=2), columns).draw(0) == Draw(

@@ -1,6 +1,8 @@
 """reasoning_gym: each generator's own answer scores in full after its way through JSON, and others do not."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -8,7 +10,8 @@ pytest.importorskip("reasoning_gym")
 
 from reasoning_gym.factory import DATASETS
 
-from offbeat.tasks.reasoning_gym import answer_of, reasoning_gym, score
+from offbeat.tasks.reasoning_gym import generators, reasoning_gym
+from offbeat.tasks.reasoning_gym_entries import answer_of, score
 from offbeat.tasks.scoring import ScoringPool
 from offbeat.tasks.task import TaskError
 from offbeat.types import Score
@@ -72,3 +75,17 @@ def test_a_difficulty_reaches_the_generator_and_a_wrong_name_is_answered() -> No
     assert "['num_animals', 9]" in str(hard.columns["entry"])
     with pytest.raises(TaskError, match="did you mean 'leg_counting'"):
         reasoning_gym(generator="leg_countin")
+
+
+def test_the_names_read_from_the_source_are_those_that_it_registers() -> None:
+    assert generators() == DATASETS.keys()
+
+
+def test_a_wrong_name_is_answered_without_importing_reasoning_gym() -> None:
+    program = (
+        "import sys; from offbeat.tasks.registry import make\n"
+        "try: make('reasoning_gym', {'generator': 'leg_countin'})\n"
+        "except ValueError as error: print('reasoning_gym' in sys.modules, error)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("False") and "did you mean 'leg_counting'" in said

@@ -5,5 +5,6 @@ the pool    scoring.py, with line.py, process.py, worker.py, channel.py, tally.p
 answers     verify.py, with extract.py, numbers.py, latex.py, screen.py
 programs    sandbox.py, with bubblewrap.py, jail.py, seccomp.py, cgroups.py, slots.py, conversation.py, inside.py
 evaluation  evaluation.py
-tasks       arithmetic.py, gsm8k.py, latex_math.py, reasoning_gym.py, python_code.py (code_tests.py), custom.py
+tasks       arithmetic.py, gsm8k.py, latex_math.py, reasoning_gym.py (reasoning_gym_entries.py),
+            python_code.py (code_tests.py), custom.py
 """

@@ -1,84 +1,33 @@
 """`reasoning_gym`: any of reasoning-gym's generators, scored by its own `score_answer` in the pool."""
 
+import re
 from collections.abc import Mapping
-from functools import lru_cache, partial
-from typing import Any, Final, cast
-
-import reasoning_gym as gym
-from reasoning_gym.factory import DATASETS
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
 
 from offbeat.nearest import nearest
 from offbeat.tasks.data import Deferred
 from offbeat.tasks.rewards import Reward
-from offbeat.tasks.task import Example, Task, TaskError
+from offbeat.tasks.task import Task, TaskError
 from offbeat.types import Json
 
-_OPEN, _CLOSE = "<answer>", "</answer>"
-SYSTEM: Final = (
-    f"Think about the problem, then give the final answer between {_OPEN} and {_CLOSE}, "
-    "in the form the problem asks for."
-)
+_REGISTERED: Final = re.compile(r'^(?:DATASET_NAME = |register_dataset\()"(\w+)"', re.MULTILINE)
 
 
-def answer_of(text: str) -> str | None:
-    """What stands between the last <answer> and </answer>; the whole text where there are no tags.
+@cache
+def generators() -> frozenset[str]:
+    """The names of reasoning-gym's datasets, from its source: a wrong name is answered without importing it.
 
-    >>> answer_of("I think <answer> 7 </answer>"), answer_of(" 7 "), answer_of("<answer>7")
-    ('7', '7', None)
+    >>> "leg_counting" in generators()
+    True
     """
-    if _OPEN not in text:
-        return text.strip() or None
-    inside, closed, _ = text.rpartition(_OPEN)[2].partition(_CLOSE)
-    return inside.strip() or None if closed else None
-
-
-@lru_cache(maxsize=8)
-def _scoring(generator: str) -> Any:
-    return gym.get_score_answer_fn(generator)
-
-
-def _packed(value: object) -> Json:
-    """As JSON without loss: tuples and keys that are not text are marked, since some scorers compare types.
-
-    >>> _packed({1: (2, 3)})
-    {'items': [[1, {'tuple': [2, 3]}]]}
-    """
-    if isinstance(value, tuple):
-        return {"tuple": [_packed(part) for part in value]}
-    if isinstance(value, list):
-        return [_packed(part) for part in value]
-    if isinstance(value, Mapping):
-        return {"items": [[_packed(key), _packed(part)] for key, part in value.items()]}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TaskError(f"reasoning-gym gave {value!r:.80}, which is not JSON: this generator cannot be used")
-
-
-def _unpacked(value: Json) -> Any:
-    """The inverse of `_packed`.
-
-    >>> _unpacked({'items': [[1, {'tuple': [2, 3]}]]})
-    {1: (2, 3)}
-    """
-    if isinstance(value, list):
-        return [_unpacked(part) for part in value]
-    if not isinstance(value, dict):
-        return value
-    if "tuple" in value:
-        return tuple(_unpacked(value["tuple"]))
-    return {_unpacked(key): _unpacked(part) for key, part in cast("list[list[Json]]", value["items"])}
-
-
-def score(text: str, columns: Mapping[str, Json], *, generator: str) -> float:
-    """reasoning-gym's score of the answer, 0 where the completion gives none."""
-    answer = answer_of(text)
-    return 0.0 if answer is None else float(_scoring(generator)(answer, _unpacked(columns["entry"])))
-
-
-def _example(id_: str, entry: Mapping[str, object], chat: bool) -> Example:
-    question = str(entry["question"])
-    prompt = ({"role": "system", "content": SYSTEM}, {"role": "user", "content": question}) if chat else question
-    return Example(id_, prompt, {"answer": cast("Json", entry["answer"]), "entry": _packed(entry)})
+    package = find_spec("reasoning_gym")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("reasoning_gym is not installed: pip install 'offbeat[math]'", name="reasoning_gym")
+    files = Path(package.origin).parent.rglob("*.py")
+    return frozenset(name for file in files for name in _REGISTERED.findall(file.read_text("utf-8")))
 
 
 def reasoning_gym(
@@ -97,11 +46,11 @@ def reasoning_gym(
         chat: With a system message about the form of the answer; otherwise the bare question.
         settings: The generator's own, as reasoning-gym documents them: its difficulty dials.
     """
-    if generator not in DATASETS:
-        raise TaskError(f"{generator!r} is not a generator of reasoning-gym; {nearest(generator, sorted(DATASETS))}")
+    if generator not in generators():
+        raise TaskError(
+            f"{generator!r} is not a generator of reasoning-gym; {nearest(generator, sorted(generators()))}"
+        )
+    from offbeat.tasks.reasoning_gym_entries import answer_of, examples, score  # not at the top: it takes a second
 
-    def examples() -> list[Example]:
-        made = gym.create_dataset(generator, size=size, seed=seed, **dict(settings or {}))
-        return [_example(f"{generator}-{number}", entry, chat) for number, entry in enumerate(made)]
-
-    return Task("reasoning_gym", Deferred(examples), (Reward(partial(score, generator=generator)),), answer=answer_of)
+    problems = Deferred(partial(examples, generator, size, seed, chat, settings or {}))
+    return Task("reasoning_gym", problems, (Reward(partial(score, generator=generator)),), answer=answer_of)
