@@ -133,6 +133,14 @@ class TestReplay:
         batch(sampler, 0)
         assert sampler.draw(1) == Waiting(1, needed=1, cooling=0, dropped=())
 
+    def test_the_past_gives_way_to_fresh_groups_for_which_it_is_now_or_never(self):
+        # Begun while the past had nothing to offer; then somebody's feedback arrived.
+        columns = rows(0, [1] * 3 + [2] + [NO_VERSION] * 4)
+        draw = fed(Replay(share=0.5), Limits(batch=4, max_lag=1), columns).draw(2)
+        assert draw.ordinals[:3] == (0, 1, 2) and draw.replayed == (False, False, False, True)
+        late = fed(Replay(share=0.5), Limits(batch=4, max_lag=2), columns).draw(2)
+        assert late.replayed == (False, False, True, True)
+
     def test_does_not_draw_a_group_again_before_its_cooldown_has_passed(self):
         sampler = fed(Replay(share=0.5, reuse_budget=9, cooldown=2), Limits(batch=2), rows(0, [0] * 40))
         drawn: dict[int, int] = {}

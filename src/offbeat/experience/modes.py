@@ -24,6 +24,8 @@ class View:
     start: int
     able: NDArray[np.bool_]
     """Ripe, wanted, within lag and budget. A cooldown may still hold a group back."""
+    due: NDArray[np.bool_]
+    """At the largest lag allowed: drawn now or never."""
     uses: NDArray[np.int32]
     last: NDArray[np.int32]
     oldest_version: NDArray[np.int32]
@@ -110,7 +112,8 @@ class Replay:
     """A share of each batch from the past, by priority; the rest fresh, each once, of the oldest version first.
 
     The past is every group drawn before and every group without a version of ours: what was imported does not queue
-    before the rollouts. While the past offers too few, fresh groups take their place.
+    before the rollouts. While the past offers too few, fresh groups take their place; those for which it is now or
+    never keep it, since the past can wait.
 
     >>> Replay(share=0.25, reuse_budget=3, cooldown=2).priority.advantage
     1.0
@@ -140,8 +143,12 @@ class Replay:
             lag, view.uses[candidates], view.reward_mean[candidates], view.reward_std[candidates]
         )
         key = derive(view.seed, "sampler", "replay", view.k)
-        past = weighted_draw(key, view.start + candidates, log_weights, max(1, round(self.share * view.batch)))
-        fresh = _oldest(view, view.able & (view.uses == 0) & ~unversioned, view.batch - len(past))
+        new = view.able & (view.uses == 0) & ~unversioned
+        room = max(0, view.batch - int((new & view.due).sum()))
+        past = weighted_draw(
+            key, view.start + candidates, log_weights, min(room, max(1, round(self.share * view.batch)))
+        )
+        fresh = _oldest(view, new, view.batch - len(past))
         return Choice(fresh, past, walk)
 
 

@@ -228,17 +228,19 @@ class Sampler:
 
     def _view(self, k: int) -> View:
         start, rows = self._history.first_open, self._index.columns
-        uses = self._history.uses[start:]
+        uses, version = self._history.uses[start:], rows.oldest_version[start:]
+        oldest = NO_VERSION if self._limits.max_lag is None else k - self._limits.max_lag
         return View(
             k,
             batch=self._limits.batch,
             seed=self._seed,
             start=start,
             # A run that was resumed finds groups of versions it has yet to reach (again): they are for later.
-            able=(uses != CLOSED) & rows.ripe[start:] & self._mine(start) & (rows.oldest_version[start:] <= k),
+            able=(uses != CLOSED) & rows.ripe[start:] & self._mine(start) & (version <= k),
+            due=(version != NO_VERSION) & (version <= oldest),
             uses=uses,
             last=self._history.last[start:],
-            oldest_version=rows.oldest_version[start:],
+            oldest_version=version,
             reward_mean=rows.reward_mean[start:],
             reward_std=rows.reward_std[start:],
         )
