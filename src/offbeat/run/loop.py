@@ -102,7 +102,8 @@ class Loop:
             with self.watch.phase(Phase.ENDING):
                 await self.fleet.close()
         await self._save()
-        await self.learner.finish()
+        with self.watch.phase(Phase.SAVING):
+            await self.learner.finish()
         return self._statement()
 
     async def _step(self) -> Outcome | None:
