@@ -27,6 +27,29 @@ def test_a_program_that_waits_for_nothing_is_told_so() -> None:
         virtual_time.run(forever())
 
 
+def test_writing_the_last_checkpoint_counts_as_saving() -> None:
+    world = simulate_run.World(20_001)
+    world.weather = simulate_run.Weather(*[0.0] * 9)
+
+    class Slow(simulate_run.Learner):
+        async def finish(self) -> None:
+            await asyncio.sleep(7)
+
+    async def drive() -> None:
+        loop = simulate_run.build(world)
+        loop.learner = Slow(world)
+        await loop.run()
+
+    virtual_time.run(drive())
+    spent = world.journal.events[-1]["seconds"]
+    assert spent["saving"] == pytest.approx(7) and spent["the loop itself"] == 0
+
+
+@pytest.mark.parametrize("seed", [4_493, 6_676, 8_009])
+def test_feedback_for_others_makes_no_group_of_ours_expire(seed: int) -> None:
+    simulate_run.checked(seed)
+
+
 def test_the_checks_of_the_simulation_can_fail() -> None:
     world = simulate_run.World(20_000)
     learner = simulate_run.Learner(world)
