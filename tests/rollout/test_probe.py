@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.rollout.probe import FLOOR, ProbeFailed, Prober, judge
+from offbeat.rollout.probe import FLOOR, ProbeFailed, Prober, judge, usual_size
 from offbeat.rollout.scripted import ScriptedEngine, scripted_probe
 from offbeat.weights.probe import Probe, ProbeError
 
@@ -66,7 +66,7 @@ def coarse_runs(draw: st.DrawFn) -> tuple[Prober, list, list]:
     trainer = (paths + rounding * rng.normal(size=paths.shape)).astype(np.float32)
     engine = (paths + rounding * rng.normal(size=paths.shape)).astype(np.float32)
     gaps = engine[0] - trainer[0]
-    start = Prober(1.4826 * float(np.median(np.abs(gaps))), 3 * float(np.abs(gaps).mean()), trainer[0], engine[0])
+    start = Prober(usual_size(gaps), 3 * float(np.abs(gaps).mean()), trainer[0], engine[0])
     return start, list(trainer[1:]), list(engine[1:])
 
 

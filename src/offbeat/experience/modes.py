@@ -145,9 +145,8 @@ class Replay:
         key = derive(view.seed, "sampler", "replay", view.k)
         new = view.able & (view.uses == 0) & ~unversioned
         room = max(0, view.batch - int((new & view.due).sum()))
-        past = weighted_draw(
-            key, view.start + candidates, log_weights, min(room, max(1, round(self.share * view.batch)))
-        )
+        share = max(1, round(self.share * view.batch))
+        past = weighted_draw(key, view.start + candidates, log_weights, min(room, share))
         fresh = _oldest(view, new, view.batch - len(past))
         return Choice(fresh, past, walk)
 

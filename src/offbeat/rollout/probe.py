@@ -101,7 +101,7 @@ class Prober:
                 f"before any load the engine differs from the published version by {gap:.2g} a token: its model "
                 "directory is not what this run started from, or the engine computes it wrongly"
             )
-        return cls(_usual(gaps), max(FLOOR, SLACK * gap), probe.values, measured)
+        return cls(usual_size(gaps), max(FLOOR, SLACK * gap), probe.values, measured)
 
     async def check(self, engine: Engine, probe: Probe) -> Verdict:
         """Whether the engine serves the version that the probe belongs to."""
@@ -127,7 +127,7 @@ def judge(before: Prober, published: NDArray[np.float32], measured: NDArray[np.f
     gap = float(np.abs(measured - published).mean())
     due = published.astype(np.float64) - before.published
     done = measured.astype(np.float64) - before.measured
-    size = _usual(due)
+    size = usual_size(due)
     if size <= STANDS_OUT * before.rounding:
         return Verdict(gap, before.tolerance)
     far = np.abs(due) >= np.median(np.abs(due))
@@ -136,10 +136,10 @@ def judge(before: Prober, published: NDArray[np.float32], measured: NDArray[np.f
     return Verdict(gap, before.tolerance, float(np.median(done[far] / due[far])), doubt)
 
 
-def _usual(moves: NDArray[np.float64]) -> float:
+def usual_size(moves: NDArray[np.float64]) -> float:
     """The size of most: the standard deviation that normal numbers with this median would have.
 
-    >>> round(_usual(np.array([0.1, -0.1, 0.1, -9.0])), 3)
+    >>> round(usual_size(np.array([0.1, -0.1, 0.1, -9.0])), 3)
     0.148
     """
     return 1.4826 * float(np.median(np.abs(moves)))
