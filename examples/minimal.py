@@ -22,11 +22,10 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LinearLR
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from offbeat.objective.aggregate import counts
 from offbeat.objective.bound import effective_sample_size, total_variation
 from offbeat.objective.credit import Credit, assign_credit
 from offbeat.objective.logprobs import token_stats
-from offbeat.objective.losses import Streams, policy_loss
+from offbeat.objective.losses import Streams, counts, policy_loss
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.ratios import log_ratios
 from offbeat.objective.spec import Need, Objective

@@ -20,10 +20,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from offbeat.objective.aggregate import Counts
+from offbeat.config.sections import ObjectiveConfig
 from offbeat.objective.credit import assign_credit
-from offbeat.objective.losses import Streams, policy_loss
-from offbeat.sections import ObjectiveConfig
+from offbeat.objective.losses import Counts, Streams, policy_loss
 from offbeat.seeds import derive
 from offbeat.types import UNKNOWN
 

@@ -33,7 +33,7 @@ class Figure:
 def command() -> str:
     """The command line that is running, as a person at the repository's root would type it."""
     script = Path(sys.argv[0]).resolve().relative_to(ROOT)
-    return " ".join(["python", str(script), *sys.argv[1:]])
+    return " ".join(["python", "-m", ".".join(script.with_suffix("").parts), *sys.argv[1:]])
 
 
 def commit() -> str:

@@ -25,10 +25,10 @@ from offbeat.objective.spec import ExpWeight, Objective
 from offbeat.run.health import DEFAULT_RULES
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "lab"))
+sys.path.insert(0, str(ROOT))
 
-import docs_events  # noqa: E402  # found by the line above
-from gsm8k_spellings import SPELLINGS  # noqa: E402
+from lab.bench.gsm8k_spellings import SPELLINGS  # noqa: E402
+from lab.site import events as docs_events  # noqa: E402  # found by the line above
 
 BLOCK = re.compile(r"(<!-- built: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -138,10 +138,10 @@ def shortfalls() -> str:
 
 
 def transcript() -> str:
-    """The quickstart in a new environment, as `lab/user_path.py quickstart` saw it."""
+    """The quickstart in a new environment, as `lab/site/user_path.py quickstart` saw it."""
     file = ROOT / "docs" / "quickstart-transcript.txt"
     if not file.exists():
-        return "What it says is kept by `python lab/user_path.py quickstart`, which has not been run here.\n"
+        return "What it says is kept by `python -m lab.site.user_path quickstart`, which has not been run here.\n"
     kept = re.sub(r"(?:^step \d+/\d+ .*\n)+", "…\n", file.read_text(encoding="utf-8").strip(), flags=re.M)
     return f"Every line of it, those of the steps included, is [kept]({file.name}).\n\n```text\n{kept}\n```\n"
 

@@ -4,10 +4,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from offbeat.cli.knobs import knobs
+from lab.site.user_path import commands, shows_itself
 from offbeat.cli.main import app
+from offbeat.config.knobs import knobs
 from offbeat.metrics import METRICS
-from user_path import commands, shows_itself
 
 run = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke
 

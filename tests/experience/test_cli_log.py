@@ -11,12 +11,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from made_groups import made, unscored
+from lab.fixtures.groups import made, unscored
 from offbeat.cli.main import app
-from offbeat.experience.door import Reason
 from offbeat.experience.feedback import LateScore
-from offbeat.experience.ledger import Event, Happening
+from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
+from offbeat.experience.quarantine import RefusalReason
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "experience.md"
@@ -51,8 +51,10 @@ def place(tmp_path: Path) -> Path:
     with ExperienceLog.open(tmp_path / "log") as log:
         log.append([*(made(i) for i in range(4)), unscored(made(64)), Group("", made(0).prompt, ())])
         log.score([LateScore("g64", "g64/0", Score(1.0))])
-        log.record([Event("g0", Happening.TRAINED, step=1), Event("g0", Happening.TRAINED, step=5)])
-        log.record([Event("g1", Happening.EXPIRED, step=3, cause="lag")])
+        log.record(
+            [LedgerEvent("g0", LedgerEventKind.TRAINED, step=1), LedgerEvent("g0", LedgerEventKind.TRAINED, step=5)]
+        )
+        log.record([LedgerEvent("g1", LedgerEventKind.EXPIRED, step=3, cause="lag")])
     return tmp_path / "log"
 
 
@@ -90,7 +92,7 @@ def test_fates_balance_or_the_command_fails(place: Path) -> None:
     assert "6 generated = 1 trained + 3 waiting + 2 dropped (1 expired, 1 quarantined) + 0 in flight" in result.output
     assert "trained on 2 times in all" in result.output
     with ExperienceLog.open(place) as log:
-        log.record([Event("never-seen\x1b[2J", Happening.TRAINED, step=9)])
+        log.record([LedgerEvent("never-seen\x1b[2J", LedgerEventKind.TRAINED, step=9)])
     result = run("log", "fates", place)
     assert result.exit_code == 1 and "never appended" in result.output and "\x1b" not in result.output
 
@@ -190,7 +192,7 @@ def test_a_wrong_option_is_answered_in_a_sentence(tmp_path: Path, told: list[str
 
 def test_the_docs_name_every_reason_of_the_door() -> None:
     table = DOCS.read_text(encoding="utf-8").partition("## The door")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == [reason.value for reason in Reason]
+    assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == [reason.value for reason in RefusalReason]
 
 
 def test_commands_in_the_docs_do_what_is_shown(

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from offbeat.experience.ledger import Event, Happening
+from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 
 
@@ -22,7 +22,7 @@ def test_a_table_is_compacted_while_threads_read_it(tmp_path: Path) -> None:
         try:
             for _ in range(4):
                 for number in range(8):
-                    log.record([Event(f"g{number}", Happening.STARTED)])
+                    log.record([LedgerEvent(f"g{number}", LedgerEventKind.STARTED)])
                 assert table.compact(1_024) > 0
         finally:
             ended.set()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-LAB = Path(__file__).parents[2] / "lab"
+ROOT = Path(__file__).parents[2]
 
 
 def torture(*arguments: str) -> str:
-    command = [sys.executable, str(LAB / "torture_experience.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, "-m", "lab.torture.experience", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -34,8 +34,8 @@ def test_four_writers_at_once_lose_and_double_nothing() -> None:
 @pytest.mark.engine
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_a_commit_broken_at_any_step_leaves_a_log_that_can_be_read() -> None:
-    command = [sys.executable, str(LAB / "torture_experience.py"), "--cycles", "1"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=600).stdout
+    command = [sys.executable, "-m", "lab.torture.experience", "--cycles", "1"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT).stdout
     assert "at a step of a commit: 0 runs" in said, said
     # Which thread makes which call is up to Lance: a step that always falls to a thread not traced cannot be struck.
     missed = re.search(r"(\d+) pairs not hit", said)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from made_groups import RULES, made, unscored
-from offbeat.experience.door import Reason
+from lab.fixtures.groups import RULES, made, unscored
 from offbeat.experience.feedback import Deadline, LateScore, Overdue
 from offbeat.experience.log import ExperienceLog
+from offbeat.experience.quarantine import RefusalReason
 from offbeat.types import Score, Unscorable
 
 
@@ -72,10 +72,10 @@ def test_feedback_that_fits_nothing_is_quarantined_with_its_reason(log: Experien
     )
     assert receipt.accepted == ("g0/1",)
     assert [entry.refusal.reason for entry in log.quarantined()] == [
-        Reason.UNKNOWN_GROUP,
-        Reason.UNKNOWN_COMPLETION,
-        Reason.REWARD_RANGE,
-        Reason.REWARD,
+        RefusalReason.UNKNOWN_GROUP,
+        RefusalReason.UNKNOWN_COMPLETION,
+        RefusalReason.REWARD_RANGE,
+        RefusalReason.REWARD,
     ]
     assert log.ledger().generated == 1, "refused feedback is no refused group"
 

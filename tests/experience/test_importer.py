@@ -13,17 +13,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from made_groups import groups as any_groups
-from made_groups import made
-from offbeat.experience.door import Reason, Rules
-from offbeat.experience.exchange.export import export, export_rows, exported_group
-from offbeat.experience.exchange.layout import Shape, detect, parse_columns
-from offbeat.experience.exchange.records import CannotImport, Record, Records, Row, find_records
-from offbeat.experience.exchange.shapes import About, Encoder, group_from
-from offbeat.experience.exchange.values import Unreadable
+from lab.fixtures.groups import groups as any_groups
+from lab.fixtures.groups import made
+from offbeat.errors import CannotImport
 from offbeat.experience.feedback import LateScore
-from offbeat.experience.importer import GROUPS_AT_ONCE, Tally, import_into, layout_of, read_groups
+from offbeat.experience.importing.importer import GROUPS_AT_ONCE, ImportTally, import_into, layout_of, read_groups
+from offbeat.experience.importing.layout import RowShape, detect, parse_columns
+from offbeat.experience.importing.records import Records, Row, SourceRecord, find_records
+from offbeat.experience.importing.rows_out import export, export_rows, exported_group
+from offbeat.experience.importing.shapes import About, Encoder, group_from
+from offbeat.experience.importing.values import UnreadableCell
 from offbeat.experience.log import ExperienceLog
+from offbeat.experience.quarantine import RefusalReason
+from offbeat.experience.validation import ValidationRules
 from offbeat.types import UNKNOWN, Finish, Group, Score
 
 BYTES = Encoder(
@@ -46,10 +48,10 @@ def lines(path: Path, rows: Sequence[object]) -> str:
 
 
 def taken(where: str, log: ExperienceLog | None, *, columns: str = "", keep: Sequence[str] = (), dry: bool = False,
-          about: About = ABOUT, rules: Rules | None = None) -> Tally:  # fmt: skip
+          about: About = ABOUT, rules: ValidationRules | None = None) -> ImportTally:  # fmt: skip
     records = find_records(where)
     layout = layout_of(records, parse_columns(columns), keep)
-    return import_into(log, read_groups(records, layout, about), rules=rules or Rules(), dry_run=dry)
+    return import_into(log, read_groups(records, layout, about), rules=rules or ValidationRules(), dry_run=dry)
 
 
 def rollouts(count: int) -> list[Row]:
@@ -69,13 +71,13 @@ USER, GOOD, BAD = (
 @pytest.mark.parametrize(
     ("rows", "shape", "prompt"),
     [
-        ([{"question": "2+2=", "responses": ["4", "5"], "scores": [1, 0]}], Shape.LISTS, b"2+2="),
-        ([{"prompt": [USER], "completions": ["4", "5"], "rewards": [1, 0]}], Shape.LISTS, b"\1user:2+2=\2"),
-        ([{"prompt": [USER], "completions": [[GOOD], [BAD]], "rewards": [1, 0]}], Shape.LISTS, b"\1user:2+2=\2"),
-        ([{"messages": [USER], "responses": [GOOD, BAD], "rewards": [1, 0]}], Shape.LISTS, b"\1user:2+2=\2"),
+        ([{"question": "2+2=", "responses": ["4", "5"], "scores": [1, 0]}], RowShape.LISTS, b"2+2="),
+        ([{"prompt": [USER], "completions": ["4", "5"], "rewards": [1, 0]}], RowShape.LISTS, b"\1user:2+2=\2"),
+        ([{"prompt": [USER], "completions": [[GOOD], [BAD]], "rewards": [1, 0]}], RowShape.LISTS, b"\1user:2+2=\2"),
+        ([{"messages": [USER], "responses": [GOOD, BAD], "rewards": [1, 0]}], RowShape.LISTS, b"\1user:2+2=\2"),
         (
             [{"prompt": "2+2=", "completion": "4", "reward": 1}, {"prompt": "2+2=", "completion": "5", "reward": 0}],
-            Shape.ROWS,
+            RowShape.ROWS,
             b"2+2=",
         ),
         (
@@ -83,12 +85,12 @@ USER, GOOD, BAD = (
                 {"prompt": [USER], "completion": [GOOD], "reward": 1, "uid": "a"},
                 {"prompt": [USER], "completion": [BAD], "reward": 0, "uid": "a"},
             ],
-            Shape.ROWS,
+            RowShape.ROWS,
             b"\1user:2+2=\2",
         ),
         (
             [{"messages": [USER, GOOD], "score": 1}, {"messages": [USER, BAD], "score": 0}],
-            Shape.CONVERSATIONS,
+            RowShape.CONVERSATIONS,
             b"\1user:2+2=\2",
         ),
         (
@@ -99,12 +101,12 @@ USER, GOOD, BAD = (
                 }
                 for said, score in (("4", 1), ("5", 0))
             ],
-            Shape.CONVERSATIONS,
+            RowShape.CONVERSATIONS,
             b"\1user:2+2=\2",
         ),
     ],
 )
-def test_every_shape_gives_the_same_group(rows: list[Row], shape: Shape, prompt: bytes) -> None:
+def test_every_shape_gives_the_same_group(rows: list[Row], shape: RowShape, prompt: bytes) -> None:
     layout = detect(rows)
     group = group_from(rows, layout, ABOUT)
     assert layout.shape is shape and layout.has_text
@@ -173,7 +175,7 @@ def test_importing_again_adds_nothing_even_after_late_feedback(tmp_path: Path) -
         again = taken(file, log)
         assert log.snapshot() == before
     assert (first.taken, first.present, again.taken, again.present) == (4, 0, 0, 4)
-    assert first.refused == again.refused == {Reason.REWARD: 1, Reason.UNREADABLE: 1}
+    assert first.refused == again.refused == {RefusalReason.REWARD: 1, RefusalReason.UNREADABLE: 1}
 
 
 def test_other_scores_for_the_same_answers_are_a_conflict_and_not_a_second_group(
@@ -182,8 +184,8 @@ def test_other_scores_for_the_same_answers_are_a_conflict_and_not_a_second_group
     row = {"prompt": [1], "responses": [[2], [3]], "rewards": [0.0, 1.0]}
     taken(lines(tmp_path / "a.jsonl", [row]), log)
     tally = taken(lines(tmp_path / "b.jsonl", [row | {"rewards": [1.0, 1.0]}]), log)
-    assert tally.refused == {Reason.CONFLICT: 1} and log.size() == 1
-    assert "late feedback" in tally.examples[Reason.CONFLICT][0]
+    assert tally.refused == {RefusalReason.CONFLICT: 1} and log.size() == 1
+    assert "late feedback" in tally.examples[RefusalReason.CONFLICT][0]
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -251,30 +253,32 @@ def test_what_no_group_can_be_made_of_is_kept_with_a_sentence(
 ) -> None:
     good = {"prompt": [1], "responses": [[9]], "rewards": [1.0], "logprobs": [[-1.0]], "finish_reason": "stop"}
     tally = taken(lines(tmp_path / "a.jsonl", [good, row]), log)
-    assert tally.taken == 1 and tally.refused == {Reason.UNREADABLE: 1}
+    assert tally.taken == 1 and tally.refused == {RefusalReason.UNREADABLE: 1}
     [entry] = log.quarantined()
-    assert says in entry.refusal.detail and entry.refusal.detail in tally.examples[Reason.UNREADABLE][0]
-    assert tally.examples[Reason.UNREADABLE][0].startswith("a.jsonl, line 2: ")
+    assert says in entry.refusal.detail and entry.refusal.detail in tally.examples[RefusalReason.UNREADABLE][0]
+    assert tally.examples[RefusalReason.UNREADABLE][0].startswith("a.jsonl, line 2: ")
     assert entry.payload != "null" and str(log.ledger()).startswith("2 generated")
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"logprobs": [[0.5]]}, Reason.LOGPROBS),
-        ({"logprobs": [[-1e300]]}, Reason.LOGPROBS),
-        ({"logprobs": [[-0.5, -0.5]]}, Reason.LOGPROBS_LENGTH),
-        ({"rewards": [7.0]}, Reason.REWARD_RANGE),
-        ({"rewards": ["1.0"]}, Reason.REWARD),
-        ({"responses": [[50]]}, Reason.VOCABULARY),
-        ({"responses": [[]]}, Reason.TOKENS),
-        ({"responses": [], "rewards": [], "logprobs": []}, Reason.NO_COMPLETIONS),
-        ({"prompt": []}, Reason.PROMPT_TOKENS),
+        ({"logprobs": [[0.5]]}, RefusalReason.LOGPROBS),
+        ({"logprobs": [[-1e300]]}, RefusalReason.LOGPROBS),
+        ({"logprobs": [[-0.5, -0.5]]}, RefusalReason.LOGPROBS_LENGTH),
+        ({"rewards": [7.0]}, RefusalReason.REWARD_RANGE),
+        ({"rewards": ["1.0"]}, RefusalReason.REWARD),
+        ({"responses": [[50]]}, RefusalReason.VOCABULARY),
+        ({"responses": [[]]}, RefusalReason.TOKENS),
+        ({"responses": [], "rewards": [], "logprobs": []}, RefusalReason.NO_COMPLETIONS),
+        ({"prompt": []}, RefusalReason.PROMPT_TOKENS),
     ],
 )
-def test_everything_goes_through_the_door(tmp_path: Path, log: ExperienceLog, change: Row, reason: Reason) -> None:
+def test_everything_goes_through_the_door(
+    tmp_path: Path, log: ExperienceLog, change: Row, reason: RefusalReason
+) -> None:
     good: Row = {"prompt": [1], "responses": [[9]], "rewards": [1.0], "logprobs": [[-1.0]]}
-    rules = Rules(vocab_size=50, reward_ranges={"arithmetic": (0, 1)})
+    rules = ValidationRules(vocab_size=50, reward_ranges={"arithmetic": (0, 1)})
     tally = taken(lines(tmp_path / "a.jsonl", [good, good | change]), log, rules=rules)
     assert (tally.taken, dict(tally.refused)) == (1, {reason: 1})
     assert [entry.refusal.reason for entry in log.quarantined()] == [reason]
@@ -292,7 +296,7 @@ def test_a_dry_run_tells_the_same_and_writes_nothing(tmp_path: Path, log: Experi
 def test_a_group_whose_rows_disagree_on_the_prompt_is_refused(tmp_path: Path, log: ExperienceLog) -> None:
     rows = [{"uid": 1, "prompt": [1, i], "response": [2], "reward": 1} for i in range(2)]
     tally = taken(lines(tmp_path / "a.jsonl", rows), log)
-    assert tally.taken == 0 and "differ in their prompts" in tally.examples[Reason.UNREADABLE][0]
+    assert tally.taken == 0 and "differ in their prompts" in tally.examples[RefusalReason.UNREADABLE][0]
 
 
 @pytest.mark.parametrize(
@@ -340,27 +344,29 @@ _CELLS = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.fixed_dictionaries({"role": inner, "content": inner}),
     max_leaves=8,
 )
-_LAYOUTS: list[tuple[Shape, Row]] = [
-    (Shape.LISTS, {"prompt": [1], "responses": [[2]], "rewards": [1], "logprobs": [[-1.0]], "finish": ["stop"]}),
-    (Shape.ROWS, {"prompt": [1], "response": [2], "reward": 1, "logprobs": [-1.0], "finish": "stop"}),
-    (Shape.CONVERSATIONS, {"messages": [USER, GOOD], "reward": 1, "logprobs": [-1.0, -1.0], "finish": "stop"}),
-    (Shape.EXPORT, next(iter(export_rows(made(0))))),
+_LAYOUTS: list[tuple[RowShape, Row]] = [
+    (RowShape.LISTS, {"prompt": [1], "responses": [[2]], "rewards": [1], "logprobs": [[-1.0]], "finish": ["stop"]}),
+    (RowShape.ROWS, {"prompt": [1], "response": [2], "reward": 1, "logprobs": [-1.0], "finish": "stop"}),
+    (RowShape.CONVERSATIONS, {"messages": [USER, GOOD], "reward": 1, "logprobs": [-1.0, -1.0], "finish": "stop"}),
+    (RowShape.EXPORT, next(iter(export_rows(made(0))))),
 ]
 
 
-@pytest.mark.parametrize(("shape", "good"), _LAYOUTS, ids=lambda value: value.name if isinstance(value, Shape) else "")
+@pytest.mark.parametrize(
+    ("shape", "good"), _LAYOUTS, ids=lambda value: value.name if isinstance(value, RowShape) else ""
+)
 @given(data=st.data())
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_stands_in_the_cells_ends_in_a_group_or_a_sentence(
-    shape: Shape, good: Row, data: st.DataObject
+    shape: RowShape, good: Row, data: st.DataObject
 ) -> None:
-    layout = detect([good], kept=() if shape is Shape.EXPORT else ["finish"])
+    layout = detect([good], kept=() if shape is RowShape.EXPORT else ["finish"])
     assert layout.shape is shape
     changes = st.dictionaries(st.sampled_from(sorted(good)), _CELLS, min_size=1, max_size=3)
     rows = [good | change for change in data.draw(st.lists(changes, min_size=1, max_size=3))]
-    records = Records("rows", lambda _: (Record(f"row {i}", row) for i, row in enumerate(rows)))
+    records = Records("rows", lambda _: (SourceRecord(f"row {i}", row) for i, row in enumerate(rows)))
     found = list(read_groups(records, layout, ABOUT))
-    tally = import_into(None, found, rules=Rules(), dry_run=True)
+    tally = import_into(None, found, rules=ValidationRules(), dry_run=True)
     assert 1 <= len(found) <= len(rows) and tally.taken + tally.present + sum(tally.refused.values()) == len(found)
 
 
@@ -402,8 +408,8 @@ def test_an_export_that_was_edited_badly_is_refused_row_by_row(tmp_path: Path, l
     rows[2][0]["prompt_columns"] = "{not json"
     file = lines(tmp_path / "a.jsonl", [row for group in rows for row in group])
     tally = taken(file, log, about=About())
-    assert tally.taken == 1 and tally.refused == {Reason.UNREADABLE: 3}
-    with pytest.raises(Unreadable, match="has no versions"):
+    assert tally.taken == 1 and tally.refused == {RefusalReason.UNREADABLE: 3}
+    with pytest.raises(UnreadableCell, match="has no versions"):
         exported_group([{name: value for name, value in rows[3][0].items() if name != "versions"}])
 
 

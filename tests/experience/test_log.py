@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from made_groups import made, unscored
+from lab.fixtures.groups import made, unscored
+from offbeat.errors import LogReadError, LogWriteError
 from offbeat.experience.commits import Committer, wait
-from offbeat.experience.door import Reason
 from offbeat.experience.feedback import LateScore
+from offbeat.experience.lance_table import set_aside_torn_manifests
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.maintenance import CROWDED, Maintenance, tidy
+from offbeat.experience.quarantine import RefusalReason
 from offbeat.experience.reader import LogReader
-from offbeat.experience.table import LogReadError, LogWriteError, set_aside_torn_manifests
-from offbeat.experience.tables import Snapshot
+from offbeat.experience.schema import Snapshot
 from offbeat.types import UNKNOWN, Group, Score
 
 
@@ -75,7 +76,7 @@ def test_the_first_of_two_contents_counts_and_the_conflict_is_told(log: Experien
     changed = replace(made(0), completions=made(0).completions[:4])
     log.append([made(0)])
     refused = log.append([changed]).refused
-    assert [entry.refusal.reason for entry in refused] == [Reason.CONFLICT]
+    assert [entry.refusal.reason for entry in refused] == [RefusalReason.CONFLICT]
     with ExperienceLog.open(tmp_path / "log") as other:
         other.append([changed])
         assert other.read(["g0"]) == [made(0)]

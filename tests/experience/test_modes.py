@@ -3,15 +3,15 @@ from collections.abc import Callable
 import pytest
 
 from offbeat.experience.modes import Offline, Replay
-from offbeat.experience.sampler import Limits
+from offbeat.experience.sampler import SamplerLimits
 
 
 class TestSettings:
     @pytest.mark.parametrize(
         ("make", "words"),
         [
-            (lambda: Limits(batch=0), "batch = 0"),
-            (lambda: Limits(batch=1, max_lag=-1), "max_lag = -1"),
+            (lambda: SamplerLimits(batch=0), "batch = 0"),
+            (lambda: SamplerLimits(batch=1, max_lag=-1), "max_lag = -1"),
             (lambda: Replay(share=0.0), "share = 0.0"),
             (lambda: Replay(share=1.5), "share = 1.5"),
             (lambda: Replay(reuse_budget=1), "reuse_budget = 1"),

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.experience.priorities import Priority, uniforms, weighted_draw
+from offbeat.experience.modes import Priority, uniforms, weighted_draw
 from offbeat.seeds import derive
 
 

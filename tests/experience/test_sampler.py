@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.experience.index import NO_VERSION, Columns, Index
-from offbeat.experience.modes import Fresh, Mode, Offline, Replay
-from offbeat.experience.priorities import Priority
-from offbeat.experience.sampler import Draw, Dropped, Limits, Sampler, Waiting
+from offbeat.experience.modes import Fresh, Mode, Offline, Priority, Replay
+from offbeat.experience.sampler import Draw, Dropped, Sampler, SamplerLimits, Waiting
 
 
 def rows(first: int, versions: list[int], **columns: list[float]) -> Columns:
@@ -29,7 +28,7 @@ def rows(first: int, versions: list[int], **columns: list[float]) -> Columns:
     return Columns(ordinal=range(first, first + n), oldest_version=versions, **(usual | columns))
 
 
-def fed(mode: Mode, limits: Limits, columns: Columns, seed: int = 3) -> Sampler:
+def fed(mode: Mode, limits: SamplerLimits, columns: Columns, seed: int = 3) -> Sampler:
     sampler = Sampler(mode, limits, seed)
     sampler.feed(columns)
     return sampler
@@ -43,7 +42,7 @@ def batch(sampler: Sampler, k: int) -> tuple[int, ...]:
 
 class TestFresh:
     def test_takes_each_group_once_and_the_oldest_first(self):
-        sampler = fed(Fresh(), Limits(batch=3), rows(0, [0] * 7))
+        sampler = fed(Fresh(), SamplerLimits(batch=3), rows(0, [0] * 7))
         assert batch(sampler, 0) == (0, 1, 2)
         assert batch(sampler, 1) == (3, 4, 5)
         assert sampler.draw(2) == Waiting(2, needed=2, cooling=0, dropped=())
@@ -51,13 +50,15 @@ class TestFresh:
         assert batch(sampler, 2) == (6, 7, 8)
 
     def test_leaves_out_groups_without_feedback_until_it_arrives(self):
-        sampler = fed(Fresh(), Limits(batch=2), rows(0, [0] * 4, ripe=[True, False, True, True], scored=[8, 0, 8, 8]))
+        sampler = fed(
+            Fresh(), SamplerLimits(batch=2), rows(0, [0] * 4, ripe=[True, False, True, True], scored=[8, 0, 8, 8])
+        )
         assert batch(sampler, 0) == (0, 2)
         sampler.feed(rows(1, [0]))
         assert batch(sampler, 1) == (1, 3)
 
     def test_expires_beyond_max_lag_and_says_so_once(self):
-        sampler = fed(Fresh(), Limits(batch=2, max_lag=2), rows(0, [0, 1, 2, 3, 3]))
+        sampler = fed(Fresh(), SamplerLimits(batch=2, max_lag=2), rows(0, [0, 1, 2, 3, 3]))
         draw = sampler.draw(4)
         assert draw == Draw(
             4, (2, 3), (False, False), lags=(2, 1), dropped=(Dropped(0, "expired"), Dropped(1, "expired"))
@@ -65,42 +66,42 @@ class TestFresh:
         assert sampler.draw(5) == Waiting(5, needed=1, cooling=0, dropped=())
 
     def test_expires_groups_whose_feedback_comes_too_late(self):
-        sampler = fed(Fresh(), Limits(batch=1, max_lag=1), rows(0, [0], ripe=[False], scored=[0]))
+        sampler = fed(Fresh(), SamplerLimits(batch=1, max_lag=1), rows(0, [0], ripe=[False], scored=[0]))
         assert sampler.draw(1).dropped == ()
         assert sampler.draw(2).dropped == (Dropped(0, "expired"),)
         sampler.feed(rows(0, [0]))
         assert sampler.draw(2) == Waiting(2, 1, 0, ())
 
     def test_never_expires_a_group_without_a_version_of_ours(self):
-        sampler = fed(Fresh(), Limits(batch=1, max_lag=0), rows(0, [NO_VERSION]))
+        sampler = fed(Fresh(), SamplerLimits(batch=1, max_lag=0), rows(0, [NO_VERSION]))
         assert sampler.draw(1000) == Draw(1000, (0,), (False,), (None,), ())
 
     def test_leaves_groups_of_versions_it_has_yet_to_reach_for_later(self):
         # A run that goes back to a checkpoint finds in the log what its lost steps had generated.
-        sampler = fed(Fresh(), Limits(batch=2, max_lag=3), rows(0, [0, 2, 2]))
+        sampler = fed(Fresh(), SamplerLimits(batch=2, max_lag=3), rows(0, [0, 2, 2]))
         assert sampler.draw(0) == Waiting(0, needed=1, cooling=0, dropped=())
         assert batch(sampler, 2) == (0, 1)
 
     def test_drops_groups_that_cannot_be_compared_and_on_request_those_without_contrast(self):
         columns = rows(0, [0] * 4, scored=[1, 8, 0, 8], reward_std=[0.0, 0.0, 0.0, 0.4])
-        assert fed(Fresh(), Limits(batch=2), columns).draw(0) == Draw(
+        assert fed(Fresh(), SamplerLimits(batch=2), columns).draw(0) == Draw(
             0, (1, 3), (False, False), (0, 0), (Dropped(0, "too-small"), Dropped(2, "too-small"))
         )
-        strict = fed(Fresh(), Limits(batch=1, drop_zero_variance=True), columns).draw(0)
+        strict = fed(Fresh(), SamplerLimits(batch=1, drop_zero_variance=True), columns).draw(0)
         assert strict.ordinals == (3,)
         assert strict.dropped == (Dropped(0, "too-small"), Dropped(1, "zero-variance"), Dropped(2, "too-small"))
 
     def test_leaves_groups_of_other_tasks_and_sources_alone(self):
         columns = rows(0, [0] * 4, task=[0, 1, 1, 1], sources=[1, 1, 2, 3])
-        only = fed(Fresh(), Limits(batch=1, max_lag=1, tasks=frozenset({1}), sources=2), columns)
+        only = fed(Fresh(), SamplerLimits(batch=1, max_lag=1, tasks=frozenset({1}), sources=2), columns)
         assert batch(only, 0) == (2,)
         assert only.draw(9).dropped == (Dropped(3, "expired"),)
 
     @settings(max_examples=100, deadline=None)
     @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.lists(st.integers(0, 60), max_size=8))
     def test_draws_the_same_however_the_log_trickled_in(self, versions: list[int], cuts: list[int]):
-        whole = fed(Fresh(), Limits(batch=4, max_lag=5), rows(0, versions))
-        trickling = Sampler(Fresh(), Limits(batch=4, max_lag=5), seed=3)
+        whole = fed(Fresh(), SamplerLimits(batch=4, max_lag=5), rows(0, versions))
+        trickling = Sampler(Fresh(), SamplerLimits(batch=4, max_lag=5), seed=3)
         edges = sorted({0, len(versions), *(cut for cut in cuts if cut < len(versions))})
         pieces = [rows(a, versions[a:b]) for a, b in itertools.pairwise(edges)]
         for k in range(16):
@@ -115,7 +116,7 @@ class TestFresh:
 
 class TestReplay:
     def test_takes_its_share_from_the_past_and_fresh_groups_while_there_is_none(self):
-        sampler = fed(Replay(share=0.5, reuse_budget=3), Limits(batch=4), rows(0, [0] * 12))
+        sampler = fed(Replay(share=0.5, reuse_budget=3), SamplerLimits(batch=4), rows(0, [0] * 12))
         first = sampler.draw(0)
         assert first.ordinals == (0, 1, 2, 3) and not any(first.replayed)
         second = sampler.draw(1)
@@ -123,26 +124,26 @@ class TestReplay:
         assert second.replayed == (False, False, True, True)
 
     def test_counts_imported_groups_as_past_so_that_rollouts_do_not_queue_behind_them(self):
-        sampler = fed(Replay(share=0.25), Limits(batch=4), rows(0, [NO_VERSION] * 5 + [0] * 3))
+        sampler = fed(Replay(share=0.25), SamplerLimits(batch=4), rows(0, [NO_VERSION] * 5 + [0] * 3))
         draw = sampler.draw(0)
         assert draw.ordinals[:3] == (5, 6, 7) and draw.ordinals[3] < 5
         assert draw.lags[3] is None
 
     def test_waits_for_fresh_groups_rather_than_replaying_more(self):
-        sampler = fed(Replay(share=0.5, reuse_budget=9), Limits(batch=4), rows(0, [0] * 5))
+        sampler = fed(Replay(share=0.5, reuse_budget=9), SamplerLimits(batch=4), rows(0, [0] * 5))
         batch(sampler, 0)
         assert sampler.draw(1) == Waiting(1, needed=1, cooling=0, dropped=())
 
     def test_the_past_gives_way_to_fresh_groups_for_which_it_is_now_or_never(self):
         # Begun while the past had nothing to offer; then somebody's feedback arrived.
         columns = rows(0, [1] * 3 + [2] + [NO_VERSION] * 4)
-        draw = fed(Replay(share=0.5), Limits(batch=4, max_lag=1), columns).draw(2)
+        draw = fed(Replay(share=0.5), SamplerLimits(batch=4, max_lag=1), columns).draw(2)
         assert draw.ordinals[:3] == (0, 1, 2) and draw.replayed == (False, False, False, True)
-        late = fed(Replay(share=0.5), Limits(batch=4, max_lag=2), columns).draw(2)
+        late = fed(Replay(share=0.5), SamplerLimits(batch=4, max_lag=2), columns).draw(2)
         assert late.replayed == (False, False, True, True)
 
     def test_does_not_draw_a_group_again_before_its_cooldown_has_passed(self):
-        sampler = fed(Replay(share=0.5, reuse_budget=9, cooldown=2), Limits(batch=2), rows(0, [0] * 40))
+        sampler = fed(Replay(share=0.5, reuse_budget=9, cooldown=2), SamplerLimits(batch=2), rows(0, [0] * 40))
         drawn: dict[int, int] = {}
         for k in range(12):
             for ordinal in batch(sampler, k):
@@ -150,26 +151,26 @@ class TestReplay:
                 drawn[ordinal] = k
 
     def test_spends_no_more_than_the_budget(self):
-        sampler = fed(Replay(share=0.5, reuse_budget=2), Limits(batch=2), rows(0, [0] * 30))
+        sampler = fed(Replay(share=0.5, reuse_budget=2), SamplerLimits(batch=2), rows(0, [0] * 30))
         uses = Counter(ordinal for k in range(20) for ordinal in batch(sampler, k))
         assert max(uses.values()) == 2
 
     def test_closes_a_past_group_that_lags_too_far_without_calling_it_expired(self):
-        sampler = fed(Replay(share=0.5, reuse_budget=99), Limits(batch=2, max_lag=1), rows(0, [0, 0, 2, 2]))
+        sampler = fed(Replay(share=0.5, reuse_budget=99), SamplerLimits(batch=2, max_lag=1), rows(0, [0, 0, 2, 2]))
         assert batch(sampler, 0) == (0, 1)
         draw = sampler.draw(2)
         assert draw.ordinals == (2, 3) and draw.dropped == ()
 
     def test_draws_anew_at_every_step(self):
         mode = Replay(share=1.0, reuse_budget=99, priority=Priority(0, 0, 0, 0))
-        sampler = fed(mode, Limits(batch=1), rows(0, [NO_VERSION] * 1000))
+        sampler = fed(mode, SamplerLimits(batch=1), rows(0, [NO_VERSION] * 1000))
         assert len({batch(sampler, k) for k in range(20)}) > 15
 
     def test_weighs_by_the_index_as_it_is_now(self):
         favourite = rows(0, [NO_VERSION] * 50, reward_std=[0.0] * 49 + [0.5])
         only_contrast = Replay(share=1.0, priority=Priority(0, 0, 30, 0))
-        assert batch(fed(only_contrast, Limits(batch=1), favourite), 0) == (49,)
-        corrected = fed(only_contrast, Limits(batch=1), favourite)
+        assert batch(fed(only_contrast, SamplerLimits(batch=1), favourite), 0) == (49,)
+        corrected = fed(only_contrast, SamplerLimits(batch=1), favourite)
         corrected.feed(rows(49, [NO_VERSION], reward_std=[0.0]))
         corrected.feed(rows(7, [NO_VERSION], reward_std=[0.5]))
         assert batch(corrected, 0) == (7,)
@@ -177,20 +178,20 @@ class TestReplay:
 
 class TestOffline:
     def test_draws_every_group_once_in_each_epoch_in_another_order(self):
-        sampler = fed(Offline(epochs=3), Limits(batch=5), rows(0, [0] * 20))
+        sampler = fed(Offline(epochs=3), SamplerLimits(batch=5), rows(0, [0] * 20))
         epochs = [[o for k in range(4 * e, 4 * e + 4) for o in batch(sampler, k)] for e in range(3)]
         assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
         assert epochs[0] != epochs[1] != epochs[2]
         assert sampler.draw(12) == Waiting(12, needed=5, cooling=0, dropped=())
 
     def test_spans_epochs_with_a_batch_that_holds_no_group_twice(self):
-        sampler = fed(Offline(), Limits(batch=5), rows(0, [0] * 7))
+        sampler = fed(Offline(), SamplerLimits(batch=5), rows(0, [0] * 7))
         drawn = [batch(sampler, k) for k in range(14)]
         assert all(len(set(ordinals)) == 5 for ordinals in drawn)
         assert set(Counter(o for ordinals in drawn for o in ordinals).values()) == {10}
 
     def test_says_that_the_cooldown_is_what_holds_it_up(self):
-        sampler = fed(Offline(cooldown=1), Limits(batch=4), rows(0, [0] * 6))
+        sampler = fed(Offline(cooldown=1), SamplerLimits(batch=4), rows(0, [0] * 6))
         batch(sampler, 0)
         assert sampler.draw(1) == Waiting(1, needed=2, cooling=4, dropped=())
 
@@ -198,7 +199,7 @@ class TestOffline:
     @given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 9), st.integers(0, 99))
     def test_keeps_the_cooldown_across_the_seam_and_still_counts_evenly(self, size, cooldown, spare, seed):
         n = size * (cooldown + 1) + spare
-        sampler = fed(Offline(cooldown=cooldown), Limits(batch=size), rows(0, [0] * n), seed)
+        sampler = fed(Offline(cooldown=cooldown), SamplerLimits(batch=size), rows(0, [0] * n), seed)
         last: dict[int, int] = {}
         uses: Counter[int] = Counter()
         for k in range(40):
@@ -211,20 +212,20 @@ class TestOffline:
         assert max(uses.values()) - min(uses[o] for o in range(n)) <= 2
 
     def test_loses_nothing_by_asking_too_early(self):
-        sampler = fed(Offline(epochs=1), Limits(batch=4), rows(0, [0] * 3))
+        sampler = fed(Offline(epochs=1), SamplerLimits(batch=4), rows(0, [0] * 3))
         assert sampler.draw(0) == Waiting(0, needed=1, cooling=0, dropped=())
         sampler.feed(rows(3, [0] * 5))
         assert sorted(batch(sampler, 0) + batch(sampler, 1)) == list(range(8))
 
     def test_lets_what_arrives_meanwhile_join_the_next_epoch(self):
-        sampler = fed(Offline(), Limits(batch=2), rows(0, [0] * 4))
+        sampler = fed(Offline(), SamplerLimits(batch=2), rows(0, [0] * 4))
         batch(sampler, 0)
         sampler.feed(rows(4, [0] * 2))
         assert set(batch(sampler, 1)) <= {0, 1, 2, 3}
         assert sorted(o for k in range(2, 5) for o in batch(sampler, k)) == list(range(6))
 
     def test_draws_a_late_group_as_often_as_the_others(self):
-        sampler = fed(Offline(epochs=2), Limits(batch=2), rows(0, [0] * 4))
+        sampler = fed(Offline(epochs=2), SamplerLimits(batch=2), rows(0, [0] * 4))
         uses = Counter(o for k in range(3) for o in batch(sampler, k))
         sampler.feed(rows(4, [0] * 2))
         uses.update(o for k in range(3, 6) for o in batch(sampler, k))
@@ -232,7 +233,7 @@ class TestOffline:
         assert sampler.draw(6) == Waiting(6, needed=2, cooling=0, dropped=())
 
     def test_shuffles_by_the_seed(self):
-        orders = {batch(fed(Offline(), Limits(batch=8), rows(0, [0] * 8), seed), 0) for seed in range(20)}
+        orders = {batch(fed(Offline(), SamplerLimits(batch=8), rows(0, [0] * 8), seed), 0) for seed in range(20)}
         assert len(orders) == 20
 
 
@@ -241,7 +242,7 @@ class Script:
     """Feeds and draws in a fixed interleaving, as a run would make them."""
 
     mode: Mode
-    limits: Limits
+    limits: SamplerLimits
     feeds: list[Columns]
 
     def play(self, kill_after: set[int]) -> list[Draw | Waiting]:
@@ -281,7 +282,7 @@ def scripts(draw: st.DrawFn) -> Script:
         if len(late) and draw(st.booleans()):
             columns = rows(int(feed.ordinal[late[0]]), [int(feed.oldest_version[late[0]])], reward_std=[0.2])
             feeds.append(columns)
-    limits = draw(st.builds(Limits, st.integers(1, 4), st.none() | st.integers(0, 4), st.booleans()))
+    limits = draw(st.builds(SamplerLimits, st.integers(1, 4), st.none() | st.integers(0, 4), st.booleans()))
     return Script(draw(modes), limits, feeds)
 
 
@@ -292,22 +293,22 @@ class TestResume:
         assert script.play(kills) == script.play(set())
 
     def test_refuses_a_state_of_another_mode_seed_or_log(self):
-        state = fed(Fresh(), Limits(batch=1), rows(0, [0] * 3)).state()
+        state = fed(Fresh(), SamplerLimits(batch=1), rows(0, [0] * 3)).state()
         with pytest.raises(ValueError, match="mode = 'fresh', this sampler 'offline'"):
-            fed(Offline(), Limits(batch=1), rows(0, [0] * 3)).restore(state)
+            fed(Offline(), SamplerLimits(batch=1), rows(0, [0] * 3)).restore(state)
         with pytest.raises(ValueError, match="seed = 3, this sampler 4"):
-            fed(Fresh(), Limits(batch=1), rows(0, [0] * 3), seed=4).restore(state)
+            fed(Fresh(), SamplerLimits(batch=1), rows(0, [0] * 3), seed=4).restore(state)
         with pytest.raises(ValueError, match="knows 3 groups, and only 2 were fed"):
-            fed(Fresh(), Limits(batch=1), rows(0, [0] * 2)).restore(state)
+            fed(Fresh(), SamplerLimits(batch=1), rows(0, [0] * 2)).restore(state)
 
     def test_refuses_to_draw_twice_for_one_step(self):
-        sampler = fed(Fresh(), Limits(batch=1), rows(0, [0] * 3))
+        sampler = fed(Fresh(), SamplerLimits(batch=1), rows(0, [0] * 3))
         batch(sampler, 5)
         with pytest.raises(ValueError, match="k = 5 is already drawn"):
             sampler.draw(5)
 
     def test_remembers_a_long_fresh_run_in_a_few_bytes(self):
-        sampler = fed(Fresh(), Limits(batch=64), rows(0, [0] * 64_000))
+        sampler = fed(Fresh(), SamplerLimits(batch=64), rows(0, [0] * 64_000))
         for k in range(900):
             batch(sampler, k)
         assert len(json.dumps(sampler.state())) < 200
@@ -348,7 +349,7 @@ class TestEverywhere:
 
 class TestMemory:
     def test_is_well_below_200_bytes_a_group_however_it_grew(self):
-        sampler = Sampler(Offline(), Limits(batch=8), seed=0)
+        sampler = Sampler(Offline(), SamplerLimits(batch=8), seed=0)
         for first in range(0, 50_000, 500):
             sampler.feed(rows(first, [0] * 500))
         batch(sampler, 0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_groups import groups, made
+from lab.fixtures.groups import groups, made
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.rows import group_rows, groups_from
 from offbeat.experience.schema import GROUPS, digest

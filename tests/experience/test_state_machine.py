@@ -1,10 +1,10 @@
-"""Log, sampler and ledger against books kept by hand; `python lab/bench_sampler.py machine` runs it at length."""
+"""Log, sampler and ledger against books kept by hand; `python -m lab.bench.sampler machine` runs it at length."""
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from experience_machine import ExperienceMachine
+from lab.torture.experience_machine import ExperienceMachine
 
 
 def run(examples: int, steps: int) -> None:

@@ -6,9 +6,8 @@ import torch
 from naive import Case
 from torch import Tensor
 
-from offbeat.objective.aggregate import Counts, counts
 from offbeat.objective.credit import Credit, assign_credit
-from offbeat.objective.losses import Streams, policy_loss
+from offbeat.objective.losses import Counts, Streams, counts, policy_loss
 from offbeat.objective.spec import Need, Objective
 from offbeat.types import UNKNOWN
 

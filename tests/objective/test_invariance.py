@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from naive import Case
 from torch import Tensor
 
-from offbeat.objective.aggregate import counts
 from offbeat.objective.credit import assign_credit
-from offbeat.objective.losses import Streams, policy_loss
+from offbeat.objective.losses import Streams, counts, policy_loss
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import KL, Aggregate, KLEstimator, Level, Objective, SquaredLogRatio
 from offbeat.types import UNKNOWN

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from logprob_memory import largest_differences, peak_ratio
+from lab.bench.logprob_memory import largest_differences, peak_ratio
 from offbeat.objective.logprobs import token_stats
 
 

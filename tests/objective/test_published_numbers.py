@@ -8,13 +8,10 @@ from batches import Batch
 from naive import Case
 from torch import Tensor
 
-from offbeat.objective.advantages import advantages, zero_variance
-from offbeat.objective.aggregate import counts
 from offbeat.objective.bound import PAPER_FACTOR, TIGHT_FACTOR, improvement_bound, predicted_gain, sigma
-from offbeat.objective.gates import passes
-from offbeat.objective.losses import Streams, policy_loss
+from offbeat.objective.credit import advantages, balancing_temperature, drop_surplus, exp_weights, zero_variance
+from offbeat.objective.losses import Streams, counts, passes, policy_loss
 from offbeat.objective.presets import PRESETS
-from offbeat.objective.shaping import balancing_temperature, drop_surplus, exp_weights
 from offbeat.objective.spec import Advantage, CentredBand, Objective, OneSide, Ring, TwoSide
 from offbeat.types import UNKNOWN
 

@@ -3,14 +3,13 @@
 import json
 from pathlib import Path
 
-from tests.report.made_run import make_run
-
-from hostile_text import TEXTS, encodable
-from offbeat.experience.ledger import Event, Happening
+from lab.fixtures.hostile_text import TEXTS, encodable
+from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import FileJournal
 from offbeat.types import Completion, Group, Prompt, Score, Unscorable, VersionSpan
+from tests.report.made_run import make_run
 
 
 def save_tokenizer(directory: Path) -> None:
@@ -48,5 +47,5 @@ def make_hostile_run(place: Path) -> RunDirectory:
     group = Group(name, Prompt("p", [0, 4, 5, 7], TEXTS[0], columns), (failed, *answers))
     with ExperienceLog.open(directory.experience) as log:
         log.append([group])
-        log.record([Event(name, Happening.EXPIRED, step=8, cause=TEXTS[1])])
+        log.record([LedgerEvent(name, LedgerEventKind.EXPIRED, step=8, cause=TEXTS[1])])
     return directory

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lab.fixtures.tiny_model import CHARACTERS, save_tokenizer
 from offbeat.config import Config, parse
-from offbeat.experience.ledger import Event, Happening
+from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import FileJournal
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
-from tiny_model import CHARACTERS, save_tokenizer
 
 SIZE = 4
 
@@ -57,7 +57,7 @@ def make_run(
     save_tokenizer(directory.tokenizer)
     clock = iter(float(second) for second in range(10_000))
     with FileJournal(directory.events, clock=lambda: next(clock)) as journal:
-        journal.write("foretold", 0, memory="little")
+        journal.write("estimated", 0, memory="little")
         journal.write("published", 0, version=0, why="first", how="anchor", bytes=1000)
         for step in range(1, steps + 1):
             _write_step(journal, step, config)
@@ -102,8 +102,8 @@ def _append(log: ExperienceLog, steps: int, every: int) -> None:
         version = step - 1 - (step - 1) % every
         right = min(SIZE, 1 + 3 * version // max(1, steps - 1))
         log.append([group(2 * step, version, right), group(2 * step + 1, version, SIZE if step > steps // 2 else 2)])
-        log.record([Event(f"g-{2 * step}", Happening.TRAINED, step=step)])
+        log.record([LedgerEvent(f"g-{2 * step}", LedgerEventKind.TRAINED, step=step)])
         if step > steps // 2:
-            log.record([Event(f"g-{2 * step + 1}", Happening.ZERO_VARIANCE, step=step)])
+            log.record([LedgerEvent(f"g-{2 * step + 1}", LedgerEventKind.ZERO_VARIANCE, step=step)])
         else:
-            log.record([Event(f"g-{2 * step + 1}", Happening.TRAINED, step=step)])
+            log.record([LedgerEvent(f"g-{2 * step + 1}", LedgerEventKind.TRAINED, step=step)])

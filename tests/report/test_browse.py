@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from tests.report.made_run import make_run
 
-from hostile_text import TEXTS
+from lab.fixtures.hostile_text import TEXTS
 from offbeat.report.browse import Place, laid_out, plainly_told, status, wrapped
-from offbeat.report.groups import Answer, Groups, Shown, Wanted
-from offbeat.report.visible import visible
+from offbeat.report.groups import Answer, RunGroups, Shown, Wanted
+from offbeat.report.words import visible
+from tests.report.made_run import make_run
 
 
 @pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory) -> Groups:
+def groups(tmp_path_factory: pytest.TempPathFactory) -> RunGroups:
     directory = make_run(tmp_path_factory.mktemp("runs") / "one")
-    found = Groups.of(directory, directory.config())
+    found = RunGroups.of(directory, directory.config())
     assert found is not None
     return found
 
@@ -70,7 +70,7 @@ def test_completions_stand_side_by_side_as_evenly_as_can_be() -> None:
     assert [beside(80, 8), beside(200, 8), beside(80, 2), beside(40, 8)] == [3, 4, 2, 1]
 
 
-def test_a_group_shows_what_it_earned_and_what_became_of_it(groups: Groups) -> None:
+def test_a_group_shows_what_it_earned_and_what_became_of_it(groups: RunGroups) -> None:
     [first, last] = groups.show([0, len(groups) - 1])
     assert (first.id, first.prompt, first.version, first.lags) == ("g-2", "17+25=", 0, (0,))
     assert first.fate == "trained at step 1" and last.fate == "zero-variance" and last.lags == ()
@@ -90,7 +90,7 @@ def test_a_group_shows_what_it_earned_and_what_became_of_it(groups: Groups) -> N
         (Wanted(fate="trained", reward=(0.4, 0.6), lag=(0.0, 0.0)), 3),
     ],
 )
-def test_groups_are_found_by_what_is_known_of_them(groups: Groups, wanted: Wanted, count: int) -> None:
+def test_groups_are_found_by_what_is_known_of_them(groups: RunGroups, wanted: Wanted, count: int) -> None:
     assert len(groups.choose(wanted)) == count
 
 

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.report.hostile import make_hostile_run
-from tests.report.made_run import make_run
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
+from tests.report.hostile import make_hostile_run
+from tests.report.made_run import make_run
 
 run = CliRunner(env={"COLUMNS": "200"}).invoke
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from offbeat.config import parse
 from offbeat.experience.index import Columns
-from offbeat.report.history import History, Publish, Step
-from offbeat.report.improvement import Earned, earned_by_version, improvements
+from offbeat.report.comparison import interval, mean_curve, pooled
+from offbeat.report.history import Publish, RunHistory, Step
 from offbeat.report.plot import HEIGHT, TOP, WIDTH, Plot, Series, draw, draw_stack, round_ticks, thinned
-from offbeat.report.pools import interval, mean_curve, pooled
+from offbeat.report.record import Earned, earned_by_version, improvements
 
 FINITE = st.floats(-1e9, 1e9)
 
@@ -24,9 +24,9 @@ def columns(versions: list[int], means: list[float], spreads: list[float]) -> Co
     return Columns(list(range(n)), versions, ones, ones, [True] * n, [8] * n, [8] * n, means, spreads, ones)
 
 
-def history(predicted: float, versions: dict[int, int]) -> History:
+def history(predicted: float, versions: dict[int, int]) -> RunHistory:
     step = Step(4, {"predicted_gain": predicted}, {}, [], versions)
-    return History(steps=[step], publishes=[Publish(0, "first", "anchor", 1), Publish(4, "period", "patch", 1)])
+    return RunHistory(steps=[step], publishes=[Publish(0, "first", "anchor", 1), Publish(4, "period", "patch", 1)])
 
 
 def test_what_versions_earned_is_read_off_all_groups_that_have_scores() -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.report.made_run import make_run
 
-from offbeat.report.history import History, State, history_of, read_history, state_of
+from offbeat.report.history import RunHistory, RunState, history_of, read_history, state_of
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.journal import FileJournal
+from tests.report.made_run import make_run
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -25,12 +25,12 @@ def event(kind: str, step: int, at: float, **fields: object) -> dict:
 
 
 def test_a_resume_takes_back_the_steps_after_its_checkpoint() -> None:
-    events = [event("foretold", 0, 0.0)]
+    events = [event("estimated", 0, 0.0)]
     for step in range(1, 6):
         events.append(event("step", step, step, metrics={"loss": step}))
         events.append(event("published", step, step, version=step, bytes=1, how="patch"))
         events.append(event("evaluated", step, step, **{"pass@1": [0.5, 0.4, 0.6]}))
-    events += [event("resumed", 3, 100.0), event("foretold", 3, 100.5), event("step", 4, 101.0, metrics={"loss": 9})]
+    events += [event("resumed", 3, 100.0), event("estimated", 3, 100.5), event("step", 4, 101.0, metrics={"loss": 9})]
     found = history_of(events)
     assert [one.step for one in found.steps] == [1, 2, 3, 4] and found.steps[-1].metrics == {"loss": 9}
     assert [one.version for one in found.publishes] == [1, 2, 3] and [e.step for e in found.evaluations] == [1, 2, 3]
@@ -39,10 +39,10 @@ def test_a_resume_takes_back_the_steps_after_its_checkpoint() -> None:
 
 def test_time_is_summed_over_the_processes_that_drove_the_run() -> None:
     events = [
-        event("foretold", 0, 10.0),
+        event("estimated", 0, 10.0),
         event("step", 1, 14.0, seconds={"training": 4.0}),
         event("resumed", 1, 1000.0),
-        event("foretold", 1, 1001.0),
+        event("estimated", 1, 1001.0),
         event("step", 2, 1006.0, seconds={"training": 5.0, "saving": 1.0}),
     ]
     found = history_of(events)
@@ -80,26 +80,26 @@ def test_no_journal_however_damaged_stops_a_report(events: list) -> None:
     assert all(abs(value) < 1e100 for one in found.steps for value in one.metrics.values())
 
 
-@pytest.mark.parametrize(("why", "state"), [("", State.FINISHED), ("interrupted", State.FINISHED)])
-def test_a_run_at_its_last_step_is_finished_whatever_ended_it(tmp_path: Path, why: str, state: State) -> None:
+@pytest.mark.parametrize(("why", "state"), [("", RunState.FINISHED), ("interrupted", RunState.FINISHED)])
+def test_a_run_at_its_last_step_is_finished_whatever_ended_it(tmp_path: Path, why: str, state: RunState) -> None:
     directory = make_run(tmp_path / "run", ended=why)
     assert state_of(directory, read_history(directory), 8) is state
 
 
 def test_a_run_that_ended_early_was_stopped(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", ended="asked to")
-    assert state_of(directory, read_history(directory), 9) is State.STOPPED
+    assert state_of(directory, read_history(directory), 9) is RunState.STOPPED
 
 
 def test_a_run_without_a_last_word_is_running_paused_or_broken_off(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", ended=None)
     history = read_history(directory)
-    assert state_of(directory, history, 8) is State.BROKEN_OFF
+    assert state_of(directory, history, 8) is RunState.BROKEN_OFF
     with RunLock(directory):
-        assert state_of(directory, history, 8) is State.RUNNING
+        assert state_of(directory, history, 8) is RunState.RUNNING
         directory.pause.touch()
-        assert state_of(directory, history, 8) is State.PAUSED
-    assert state_of(directory, history, 8) is State.BROKEN_OFF
+        assert state_of(directory, history, 8) is RunState.PAUSED
+    assert state_of(directory, history, 8) is RunState.BROKEN_OFF
     with RunLock(directory):  # looking has left the lock free
         pass
 
@@ -112,4 +112,4 @@ def test_a_run_that_goes_on_after_its_end_has_not_ended(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_journal_has_no_history(tmp_path: Path) -> None:
-    assert read_history(RunDirectory(tmp_path)) == History()
+    assert read_history(RunDirectory(tmp_path)) == RunHistory()

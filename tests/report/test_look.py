@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from lab.fixtures.chromium import Chromium
+from lab.site.page_faults import look
+from offbeat.report.page import write_report
 from tests.report.hostile import make_hostile_run
 from tests.report.made_run import make_run
-
-from devtools import Chromium
-from offbeat.report.page import write_report
-from page_faults import look
 
 pytestmark = [
     pytest.mark.engine,

@@ -5,13 +5,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.report.hostile import make_hostile_run
-from tests.report.made_run import make_run
 
 from offbeat.config import parse
 from offbeat.report.page import write_report
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.journal import FileJournal
+from tests.report.hostile import make_hostile_run
+from tests.report.made_run import make_run
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -113,7 +113,7 @@ def test_a_run_that_has_just_begun_has_a_report(tmp_path: Path) -> None:
     found = page(directory, out=tmp_path / "report.html")
     assert "No step has been made yet: the run is broken off" in found.text and "no experience log yet" in found.text
     with FileJournal(directory.events) as journal:
-        journal.write("foretold", 0, memory="little")
+        journal.write("estimated", 0, memory="little")
     assert "No step has been made yet" in page(directory, out=tmp_path / "report.html").text
 
 
@@ -135,12 +135,12 @@ def test_with_sync_every_step_nothing_is_predicted_and_the_report_says_why(tmp_p
 
 
 def test_books_that_do_not_balance_are_shouted(tmp_path: Path) -> None:
-    from offbeat.experience.ledger import Event, Happening
+    from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
     from offbeat.experience.log import ExperienceLog
 
     directory = make_run(tmp_path / "one")
     with ExperienceLog.open(directory.experience) as log:
-        log.record([Event("never appended", Happening.TRAINED, step=3)])
+        log.record([LedgerEvent("never appended", LedgerEventKind.TRAINED, step=3)])
     found = page(directory, out=tmp_path / "report.html")
     assert "the books do not balance." in found.text and "never appended" in found.text
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.run.journal import read
-from tiny_model import save_model
 
 pytestmark = pytest.mark.engine
 run = CliRunner(env={"COLUMNS": "200"}).invoke

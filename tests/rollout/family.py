@@ -5,12 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-from engine_runs import engine_for
+from lab.bench.engine_runs import engine_for
 
 
 async def stand_ready(directory: Path) -> None:
     async with engine_for(directory) as engine:
-        await engine.score([[5, 6, 7]])
+        await engine.logprobs([[5, 6, 7]])
         print("ready", flush=True)
         await asyncio.sleep(600)
 

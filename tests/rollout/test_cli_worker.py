@@ -13,19 +13,19 @@ import torch
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
+from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.experience.log import ExperienceLog
 from offbeat.rollout.hf import HfEngine
-from offbeat.weights.log import WeightLog
 from offbeat.weights.probe import Probe
-from tiny_model import save_model
+from offbeat.weights.publisher import WeightLog
 
 SEQUENCES = ((5, 6, 7, 8, 9, 10, 11, 12), (20, 4, 33))
 run = CliRunner(env={"COLUMNS": "220"}).invoke
 
 
 def publish(place: Path, version: int, model: LlamaForCausalLM, *, lie: bool = False) -> None:
-    truth = asyncio.run(HfEngine(model).score(SEQUENCES))
+    truth = asyncio.run(HfEngine(model).logprobs(SEQUENCES))
     probe = Probe(SEQUENCES, [one - 1 for one in truth] if lie else truth)
     with WeightLog.open(place / "weights") as log:
         log.publish(version, model.state_dict().items(), probe)

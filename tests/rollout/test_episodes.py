@@ -4,9 +4,9 @@ import asyncio
 
 import numpy as np
 
+from lab.simulation.scripted_engine import ScriptedEngine, bigrams
 from offbeat.rollout.engine import Request, Sampling
-from offbeat.rollout.episodes import Episodes
-from offbeat.rollout.scripted import ScriptedEngine, bigrams
+from offbeat.rollout.generation import Episodes
 from offbeat.types import UNKNOWN, Finish, Prompt
 
 SAMPLING = Sampling(max_tokens=60, stop_token_ids=(1,))

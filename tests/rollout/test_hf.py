@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-import tiny_model
-from offbeat.rollout.engine import EngineDead, Request, Sampling
-from offbeat.rollout.hf import HfEngine
-from offbeat.rollout.sampling import draw, sampled_from
+from lab.fixtures import tiny_model
+from offbeat.errors import EngineDead
+from offbeat.rollout.engine import Request, Sampling
+from offbeat.rollout.hf import HfEngine, draw, sampled_from
 from offbeat.types import Completion, Finish
 
 PROMPTS = ([5, 6, 7], [9], [4, 4, 8, 3, 11])
@@ -103,7 +103,7 @@ def test_requests_with_other_settings_in_one_call_are_answered_each_as_asked(dir
 def test_scores_are_those_of_the_model(directory: Path) -> None:
     sequences = [[5, 6, 7, 8], [9, 3], [1, 2, 3]]
     model = LlamaForCausalLM.from_pretrained(directory).eval()
-    for one, found in zip(sequences, asyncio.run(HfEngine.start(directory).score(sequences)), strict=True):
+    for one, found in zip(sequences, asyncio.run(HfEngine.start(directory).logprobs(sequences)), strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([one])).logits[0, :-1].log_softmax(-1)
         np.testing.assert_allclose(found, logits[range(len(one) - 1), one[1:]], atol=2e-6)
@@ -117,16 +117,16 @@ def test_a_load_changes_every_answer_and_its_version(directory: Path, without: t
         if without:
             tied.tie_weights()
         engine = HfEngine(tied)
-        before = await engine.score(PROMPTS[::2])
+        before = await engine.logprobs(PROMPTS[::2])
         weights = moved(directory)
         await engine.load(7, [(name, tensor) for name, tensor in weights.items() if name not in without])
         expected = LlamaForCausalLM.from_pretrained(directory)
         expected.load_state_dict(weights)
         if without:
             expected.lm_head.weight = expected.model.embed_tokens.weight
-        after = await engine.score(PROMPTS[::2])
+        after = await engine.logprobs(PROMPTS[::2])
         assert all(
-            np.array_equal(a, b) for a, b in zip(after, await HfEngine(expected).score(PROMPTS[::2]), strict=True)
+            np.array_equal(a, b) for a, b in zip(after, await HfEngine(expected).logprobs(PROMPTS[::2]), strict=True)
         )
         assert not any(np.array_equal(a, b) for a, b in zip(after, before, strict=True))
         [answers] = await engine.generate([Request("g", [5], 2, Sampling(4, ()), 0)])

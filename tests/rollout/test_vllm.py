@@ -16,11 +16,9 @@ from typing import TypeVar
 import numpy as np
 import pytest
 import torch
-from tests.rollout import family
-from tests.rollout.family import descendants, eventually_gone
 from transformers import LlamaForCausalLM
 
-from engine_runs import (
+from lab.bench.engine_runs import (
     PROMPT,
     Unrepaired,
     engine_for,
@@ -33,12 +31,15 @@ from engine_runs import (
     span_faults,
     sync_rounds,
 )
-from offbeat.rollout.engine import EngineDead, Request, Sampling
-from offbeat.rollout.probe import Prober
+from lab.fixtures.tiny_model import save_llama
+from offbeat.errors import EngineDead
+from offbeat.rollout.engine import Request, Sampling
+from offbeat.rollout.parity import Prober
 from offbeat.rollout.vllm import VllmEngine
 from offbeat.rollout.vllm_settings import environment
 from offbeat.types import Completion, Finish
-from tiny_model import save_llama
+from tests.rollout import family
+from tests.rollout.family import descendants, eventually_gone
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]  # vLLM's own imports warn
 
@@ -190,10 +191,10 @@ def test_a_request_without_room_or_with_another_temperature_than_asked_for_is_re
     with pytest.raises(ValueError, match="max_model_len is 256"):
         keeping.generate(request(sampling=Sampling(256 - PROMPT + 1, ())))
     with pytest.raises(ValueError, match="max_model_len is 256"):
-        keeping.run(keeping.engine.score([[5] * 256]))
+        keeping.run(keeping.engine.logprobs([[5] * 256]))
     with pytest.raises(ValueError, match=r"temperature 0\.001"):
         keeping.generate(request(sampling=Sampling(8, (), temperature=0.001)))
-    assert len(keeping.run(keeping.engine.score([[5] * 255]))[0]) == 254
+    assert len(keeping.run(keeping.engine.logprobs([[5] * 255]))[0]) == 254
 
 
 def test_after_each_sync_a_tied_model_is_served_exactly(keeping: Served) -> None:
@@ -297,7 +298,7 @@ def test_weights_that_do_not_fit_end_the_engine_and_every_later_call_says_so(dra
         draining.run(draining.engine.load(9, weights.items()))
     for call in (
         draining.engine.generate([request()]),
-        draining.engine.score([[5, 6]]),
+        draining.engine.logprobs([[5, 6]]),
         draining.engine.load(10, draining.model.state_dict().items()),
         draining.engine.health(),
     ):
@@ -323,7 +324,7 @@ def test_a_killed_engine_core_is_noticed_and_leaves_nothing_behind(unrepaired: S
         return time.monotonic() - start
 
     assert unrepaired.run(killed()) < 5
-    for call in (engine.generate([request()]), engine.score([[5, 6]]), engine.health(), engine.load(9, [])):
+    for call in (engine.generate([request()]), engine.logprobs([[5, 6]]), engine.health(), engine.load(9, [])):
         with pytest.raises(EngineDead):
             unrepaired.run(call)
     unrepaired.run(engine.close())

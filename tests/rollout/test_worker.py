@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from lab.simulation.scripted_engine import ScriptedEngine, bigrams, scripted_probe
+from offbeat.errors import ProbeFailed, WorkerFailed
 from offbeat.experience.ledger import Fate
 from offbeat.experience.log import ExperienceLog
 from offbeat.rollout.engine import Engine, Request, Sampling
-from offbeat.rollout.groups import GroupMaker
-from offbeat.rollout.leases import LeaseDesk, LocalPrompts
-from offbeat.rollout.probe import ProbeFailed
-from offbeat.rollout.scripted import ScriptedEngine, bigrams, scripted_probe
-from offbeat.rollout.worker import Pace, Status, Worker, WorkerFailed
+from offbeat.rollout.generation import GroupMaker
+from offbeat.rollout.prompt_leases import LocalPrompts, PromptLeases
+from offbeat.rollout.worker import Pace, Status, Worker
 from offbeat.types import Prompt, Score, Unscorable
 from offbeat.weights.probe import Probe
 
@@ -69,7 +69,7 @@ class House:
     pace: Pace = QUICK
 
     def __post_init__(self) -> None:
-        self.desk = LeaseDesk(lambda i: Prompt(f"p{i}", [i % VOCABULARY], "t"), name="r", seed=0, seconds=60)
+        self.desk = PromptLeases(lambda i: Prompt(f"p{i}", [i % VOCABULARY], "t"), name="r", seed=0, seconds=60)
         decode = lambda ids: "".join(chr(97 + token) for token in ids if token != 1)  # noqa: E731
         maker = GroupMaker(4, Sampling(8, (1,)), decode, Graders())
         self.worker = Worker("w", self.engine, self.policies, LocalPrompts(self.desk), maker, self.log, self.pace)

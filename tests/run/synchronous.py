@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from offbeat.experience.packing import lay_out, plan
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.hf import HfEngine
 from offbeat.seeds import derive
-from offbeat.trainer.forward import TokenScorer, check_model, to_layout
+from offbeat.trainer.forward import PolicyModel, check_model, to_model_inputs
+from offbeat.trainer.packing import lay_out, plan
 from offbeat.types import Completion, Group, Prompt
 
 
@@ -23,7 +23,7 @@ def train(
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Parameters after the last step, and the mean reward of every step."""
     model = AutoModelForCausalLM.from_pretrained(str(directory), dtype="float32")
-    scorer, engine = TokenScorer(model), HfEngine(model)
+    scorer, engine = PolicyModel(model), HfEngine(model)
     assert check_model(scorer, 4096).shared_prefix
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)
     rewards = []
@@ -46,14 +46,14 @@ def train(
 
 
 def _update(
-    scorer: TokenScorer, optimizer: torch.optim.Optimizer, groups: list[Group], advantages: np.ndarray, clip: tuple
+    scorer: PolicyModel, optimizer: torch.optim.Optimizer, groups: list[Group], advantages: np.ndarray, clip: tuple
 ) -> None:
     """−Σ A · log π over the tokens that the gate lets pass, divided by all tokens."""
     total = sum(len(one.token_ids) for group in groups for one in group.completions)
     optimizer.zero_grad()
     for part in plan(groups, 4096, shared_prefix=True):
         micro = lay_out(part, groups)
-        logprobs = scorer(to_layout(micro, shared_prefix=True, device=scorer.device)).logprobs
+        logprobs = scorer(to_model_inputs(micro, shared_prefix=True, device=scorer.device)).logprobs
         start = 0
         terms = []
         for group, index in part.completions:

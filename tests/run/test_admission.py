@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.run.admission import Concurrent, Lockstep, Progress
+from offbeat.run.admission import ConcurrentAdmission, LockstepAdmission, Progress
 
 numbers = st.integers(0, 20)
 
@@ -12,7 +12,7 @@ numbers = st.integers(0, 20)
 def test_as_many_as_can_be_trained_in_time_and_not_one_more(
     max_lag: int, fresh: int, k: int, lag: int, waiting: int
 ) -> None:
-    rule, version = Concurrent(max_lag, fresh), k - lag
+    rule, version = ConcurrentAdmission(max_lag, fresh), k - lag
     room = rule.room(Progress(k, k, waiting=waiting, writing=0, missing=0), version)
     begun = [version] * (waiting + room)
     if room:
@@ -29,7 +29,7 @@ def test_trained_by_oldest_version_first_everything_admitted_is_in_time(
     queue: list[int] = []
     for publish, wish in steps:
         published = k if publish or k - published >= max_lag else published
-        rule = Concurrent(max_lag, fresh)
+        rule = ConcurrentAdmission(max_lag, fresh)
         room = rule.room(Progress(k, published, waiting=len(queue), writing=0, missing=0), published)
         queue = sorted([*queue, *[published] * min(room, wish)])
         assert rule.in_time(k, queue)
@@ -41,4 +41,4 @@ def test_trained_by_oldest_version_first_everything_admitted_is_in_time(
 
 def test_lockstep_asks_the_newest_version_for_what_is_missing() -> None:
     now = Progress(k=5, published=4, waiting=0, writing=1, missing=3)
-    assert Lockstep().room(now, version=4) == 2 and Lockstep().room(now, version=3) == 0
+    assert LockstepAdmission().room(now, version=4) == 2 and LockstepAdmission().room(now, version=3) == 0

@@ -6,23 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.run import synchronous
-from tests.run.digits_task import two_digits
 
+from lab.fixtures.tiny_model import save_model
 from offbeat.config import Config, parse
+from offbeat.errors import RunError
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.log import ExperienceLog
-from offbeat.run.directory import RunDirectory, RunError
+from offbeat.run.build import load_tokenizer, make_task
+from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.learner import identity
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
-from offbeat.run.wiring import load_tokenizer, make_task
 from offbeat.seeds import derive
 from offbeat.tasks.data import prompt_at
 from offbeat.trainer.checkpoint import Checkpoints
 from offbeat.types import UNKNOWN, Completion, Group, Json, Prompt, Score
-from tiny_model import save_model
+from tests.run import synchronous
+from tests.run.digits_task import two_digits
 
 pytestmark = pytest.mark.engine
 HERE = Path(__file__).parent

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-import simulate_run
-from offbeat.run import virtual_time
+from lab.simulation import run as simulate_run
+from lab.simulation import virtual_time
 from offbeat.run.health import Action, Health, Rule
 
 

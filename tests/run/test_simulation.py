@@ -1,12 +1,12 @@
-"""The loop under bad weather, in virtual time: a short form of lab/simulate_run.py."""
+"""The loop under bad weather, in virtual time: a short form of lab/simulation/run.py."""
 
 import asyncio
 
 import numpy as np
 import pytest
 
-import simulate_run
-from offbeat.run import virtual_time
+from lab.simulation import run as simulate_run
+from lab.simulation import virtual_time
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
 
 

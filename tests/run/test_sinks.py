@@ -6,16 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.run.test_local import config
 
+from lab.fixtures.tiny_model import save_model
 from offbeat.config import Config, parse
+from offbeat.errors import RunError
 from offbeat.metrics import METRICS
 from offbeat.run import sinks
-from offbeat.run.directory import RunDirectory, RunError
+from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.run.sinks import Guarded, PrometheusFile, Value, metrics_of, open_journal
-from tiny_model import save_model
+from tests.run.test_local import config
 
 STEP = {"metrics": {"ess": 0.5, "reward_mean": 0.25}, "by_lag": {"1": {"ess": 0.4}}, "seconds": {"training": 2.0}}
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offbeat.errors import TaskError
 from offbeat.tasks.arithmetic import Sums, arithmetic, correct, final_number
 from offbeat.tasks.calculator import calculate
-from offbeat.tasks.task import TaskError
 
 
 @settings(deadline=None)

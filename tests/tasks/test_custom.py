@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.errors import TaskError
+from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks import registry
 from offbeat.tasks.custom import custom
-from offbeat.tasks.scoring import ScoringPool
-from offbeat.tasks.task import TaskError
 from offbeat.types import Score
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "tasks.md"

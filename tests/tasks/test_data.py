@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.tasks.data import ColumnMap, DataError, Limit, PromptTooLong, fit, load, tokens
+from lab.fixtures.tiny_model import save_tokenizer
+from offbeat.errors import DataError, PromptTooLong
+from offbeat.tasks.data import ColumnMap, Limit, fit, load, tokens
 from offbeat.tasks.task import Example
-from tiny_model import save_tokenizer
 
 ROWS = [{"question": f"{n}+{n}=", "answer": str(2 * n), "level": n % 2} for n in range(20)]
 COLUMNS = ColumnMap(prompt="question", keep={"solution": "answer", "difficulty": "level"})

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gsm8k_spellings import SPELLINGS, Spelling, altered
+from lab.bench.gsm8k_spellings import SPELLINGS, Spelling, altered
+from offbeat.errors import TaskError
+from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks.gsm8k import correct, examples, gsm8k, reference_answer
 from offbeat.tasks.registry import make
-from offbeat.tasks.scoring import ScoringPool
-from offbeat.tasks.task import TaskError
 from offbeat.types import Score
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"

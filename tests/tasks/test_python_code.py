@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import bench_sandbox
+from lab.attacks.sandbox_programs import CHEATS, Problem
+from lab.bench import sandbox as bench_sandbox
+from offbeat.errors import SandboxError, SandboxMissing, TaskError
+from offbeat.sandbox import Arguments, ProgramOutcome, SandboxLimits, open_sandbox
+from offbeat.sandbox.inside import encode
 from offbeat.tasks import python_code
 from offbeat.tasks.code_tests import BadTest, Call, parse, same, wire
-from offbeat.tasks.inside import encode
 from offbeat.tasks.python_code import judge, passes, program_in
 from offbeat.tasks.registry import make
 from offbeat.tasks.rewards import Reward, grade
-from offbeat.tasks.sandbox import Arguments, Limits, Outcome, SandboxError, SandboxMissing, open_sandbox
-from offbeat.tasks.task import TaskError
 from offbeat.types import Json, Unscorable
-from sandbox_programs import CHEATS, Problem
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.binary(max_size=4)
@@ -55,15 +55,15 @@ def sandboxed() -> None:
 class Scripted:
     """A sandbox that gives prepared outcomes and remembers how long programs were given."""
 
-    def __init__(self, *outcomes: Outcome) -> None:
+    def __init__(self, *outcomes: ProgramOutcome) -> None:
         self.outcomes = list(outcomes)
         self.seconds: list[float] = []
 
-    def call(self, program: str, function: str, calls: Sequence[Arguments], limits: Limits) -> Outcome:
+    def call(self, program: str, function: str, calls: Sequence[Arguments], limits: SandboxLimits) -> ProgramOutcome:
         self.seconds.append(limits.seconds)
         return self.outcomes.pop(0)
 
-    def run(self, program: str, stdin: bytes, limits: Limits) -> Outcome:
+    def run(self, program: str, stdin: bytes, limits: SandboxLimits) -> ProgramOutcome:
         self.seconds.append(limits.seconds)
         return self.outcomes.pop(0)
 
@@ -181,15 +181,15 @@ def test_many_fences_are_read_in_no_time() -> None:
 
 def test_tests_share_the_programs_time() -> None:
     tests = parse([{"stdin": "", "stdout": "1"}] * 3)
-    sandbox = Scripted(*[Outcome("finished", stdout=b"1", seconds=3.0)] * 3)
-    assert judge("", tests, sandbox, Limits(seconds=8.0)).passed
+    sandbox = Scripted(*[ProgramOutcome("finished", stdout=b"1", seconds=3.0)] * 3)
+    assert judge("", tests, sandbox, SandboxLimits(seconds=8.0)).passed
     assert sandbox.seconds == [8.0, 5.0, 2.0]
 
 
 def test_the_first_failure_is_named() -> None:
     tests = parse(["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"])
-    wrong = judge("", tests, Scripted(Outcome("finished", (1, 7, 3))), Limits())
-    late = judge("", tests, Scripted(Outcome("timeout", (1,), detail="its time was up")), Limits())
+    wrong = judge("", tests, Scripted(ProgramOutcome("finished", (1, 7, 3))), SandboxLimits())
+    late = judge("", tests, Scripted(ProgramOutcome("timeout", (1,), detail="its time was up")), SandboxLimits())
     assert wrong.why == "test 2 of 3: a wrong answer"
     assert late.why == "test 2 of 3: timeout: its time was up"
 

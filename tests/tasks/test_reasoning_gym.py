@@ -10,10 +10,9 @@ pytest.importorskip("reasoning_gym")
 
 from reasoning_gym.factory import DATASETS
 
-from offbeat.tasks.reasoning_gym import generators, reasoning_gym
-from offbeat.tasks.reasoning_gym_entries import answer_of, score
-from offbeat.tasks.scoring import ScoringPool
-from offbeat.tasks.task import TaskError
+from offbeat.errors import TaskError
+from offbeat.scoring.pool import ScoringPool
+from offbeat.tasks.reasoning_gym import answer_of, generators, reasoning_gym, score
 from offbeat.types import Score
 
 # The library leaves files of its own open.

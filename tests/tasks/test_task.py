@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tasks import scorers
 
+from lab.parity.trl_rewards import CASES, Case, many_letters, sums_only
+from offbeat.errors import TaskError, UnreachableFunction
+from offbeat.imports import reference, resolve
 from offbeat.tasks import registry
-from offbeat.tasks.order import Order
-from offbeat.tasks.reference import UnreachableFunction, reference, resolve
 from offbeat.tasks.rewards import Reward, from_trl, grade
-from offbeat.tasks.task import Example, Task, TaskError
+from offbeat.tasks.task import Example, Order, Task
 from offbeat.types import Json, Score, Unscorable
-from trl_rewards import CASES, Case, many_letters, sums_only
+from tests.scoring import scorers
 
 SUMS = [Example(f"e{n}", f"{n}+1=", {"answer": str(n + 1)}) for n in range(7)]
 TASK = Task("sums", SUMS, (Reward(scorers.one),))

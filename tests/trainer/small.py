@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbeat.experience.packing import lay_out, plan
 from offbeat.objective.spec import Objective
-from offbeat.trainer.forward import TokenScorer, to_layout
+from offbeat.trainer.forward import PolicyModel, to_model_inputs
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
+from offbeat.trainer.packing import lay_out, plan
 from offbeat.trainer.trainer import StepSettings, Trained, Trainer
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
 
@@ -57,13 +57,13 @@ def some_groups(seed: int, count: int = 3, size: int = 4) -> list[Group]:
     ]
 
 
-def close_to(scorer: TokenScorer, groups: list[Group], *, spread: float, seed: int = 0) -> list[Group]:
+def close_to(policy_model: PolicyModel, groups: list[Group], *, spread: float, seed: int = 0) -> list[Group]:
     """The groups with behavior log-probs near the policy's own, so that ratios and gates have something to decide."""
     rng = np.random.default_rng(seed)
     near = []
     for group in groups:
         answers = []
-        for completion, own in zip(group.completions, logprobs(scorer, [group]), strict=True):
+        for completion, own in zip(group.completions, logprobs(policy_model, [group]), strict=True):
             noisy = own.float().numpy() + spread * rng.normal(size=len(own))
             answers.append(
                 Completion(
@@ -80,13 +80,13 @@ def close_to(scorer: TokenScorer, groups: list[Group], *, spread: float, seed: i
 
 
 @torch.no_grad()
-def logprobs(scorer: TokenScorer, groups: list[Group]) -> list[torch.Tensor]:
+def logprobs(policy_model: PolicyModel, groups: list[Group]) -> list[torch.Tensor]:
     """Of every completion, on plain rows, in order."""
     found: dict[tuple[int, int], torch.Tensor] = {}
     for part in plan(groups, 1 << 20, shared_prefix=False):
-        layout = to_layout(lay_out(part, groups), shared_prefix=False, device=scorer.device)
+        layout = to_model_inputs(lay_out(part, groups), shared_prefix=False, device=policy_model.device)
         sizes = [len(groups[g].completions[c].token_ids) for g, c in part.completions]
-        found |= dict(zip(part.completions, scorer(layout).logprobs.split(sizes), strict=True))
+        found |= dict(zip(part.completions, policy_model(layout).logprobs.split(sizes), strict=True))
     return [found[g, c] for g, group in enumerate(groups) for c in range(len(group.completions))]
 
 
@@ -95,22 +95,22 @@ def a_trainer(
     *,
     seed: int = 0,
     rate: float = 1e-2,
-    reference: TokenScorer | None = None,
+    reference: PolicyModel | None = None,
     optimizer: OptimizerSettings | None = None,
     model: PreTrainedModel | None = None,
     **settings: object,
 ) -> Trainer:
-    scorer = TokenScorer(a_llama(seed) if model is None else model)
-    adamw = MasterAdamW(scorer, optimizer or OptimizerSettings(Schedule(rate)))
-    return Trainer(scorer, adamw, StepSettings(objective, **settings), reference)  # type: ignore[arg-type]
+    policy_model = PolicyModel(a_llama(seed) if model is None else model)
+    adamw = MasterAdamW(policy_model, optimizer or OptimizerSettings(Schedule(rate)))
+    return Trainer(policy_model, adamw, StepSettings(objective, **settings), reference)  # type: ignore[arg-type]
 
 
 def lagged(seed: int, spread: float = 0.15) -> list[Group]:
-    return close_to(TokenScorer(a_llama()), some_groups(seed), spread=spread, seed=seed)
+    return close_to(PolicyModel(a_llama()), some_groups(seed), spread=spread, seed=seed)
 
 
 def parameters(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.scorer.parameters()])
+    return torch.cat([p.detach().flatten() for p in trainer.policy_model.parameters()])
 
 
 def moved(trainer: Trainer, groups: list[Group], **arguments: object) -> torch.Tensor:

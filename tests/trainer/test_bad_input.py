@@ -7,14 +7,15 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from tests.trainer.small import VOCABULARY, a_llama
 
+from offbeat.errors import NoGradient
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import Need
-from offbeat.trainer.forward import TokenScorer
+from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
-from offbeat.trainer.trainer import NoGradient, Refused, StepSettings, Trained, Trainer
+from offbeat.trainer.trainer import RefusedBatch, StepSettings, Trained, Trainer
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, Unscorable, VersionSpan
+from tests.trainer.small import VOCABULARY, a_llama
 
 BUDGET = 48
 pytestmark = pytest.mark.engine
@@ -62,11 +63,11 @@ presets = sorted(name for name, preset in PRESETS.items() if Need.REFERENCE not 
 @given(batch=batches(), preset=st.sampled_from(presets), updates=st.integers(1, 2))
 @settings(max_examples=1100)
 def test_no_batch_breaks_the_policy(batch: tuple[Group, ...], preset: str, updates: int) -> None:
-    scorer = TokenScorer(a_llama())
+    policy_model = PolicyModel(a_llama())
     objective = PRESETS[preset].objective
     trainer = Trainer(
-        scorer,
-        MasterAdamW(scorer, OptimizerSettings(Schedule(1e-2))),
+        policy_model,
+        MasterAdamW(policy_model, OptimizerSettings(Schedule(1e-2))),
         StepSettings(objective, updates, BUDGET, length_limit=12),
     )
     prior_B2 = torch.ones(len(batch), 2, dtype=torch.float64)
@@ -76,12 +77,12 @@ def test_no_batch_breaks_the_policy(batch: tuple[Group, ...], preset: str, updat
         assert "0 tokens had gradient" in str(nothing)
         outcome = None
     event(type(outcome).__name__)
-    after = scorer.model.state_dict()
+    after = policy_model.model.state_dict()
     assert all(tensor.isfinite().all() for tensor in after.values())
     before = a_llama().state_dict()
     moved = any(not torch.equal(after[name], before[name]) for name in before)
     names = {group.id for group in batch}
-    if isinstance(outcome, Refused):
+    if isinstance(outcome, RefusedBatch):
         assert outcome.faults and outcome.faults.keys() <= names and all(outcome.faults.values())
         assert moved == (outcome.updates > 0)
     elif isinstance(outcome, Trained):

@@ -20,26 +20,25 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-import tiny_model
+from lab.fixtures import tiny_model
+from lab.fixtures.small_trainer import digest_of, small_batch, small_model, small_trainer
 from offbeat.cli.export import export as command
+from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
+from offbeat.storage.store import LocalStore
 from offbeat.trainer.checkpoint import Checkpoint, Checkpoints
 from offbeat.trainer.checkpoint_files import (
     MANIFEST,
-    CheckpointDamaged,
-    CheckpointError,
-    Manifest,
-    Part,
+    CheckpointManifest,
+    CheckpointPart,
     Slice,
+    pieces,
     read_rows,
     write_part,
 )
-from offbeat.trainer.checkpoint_state import CheckpointMismatch, pieces
 from offbeat.trainer.export import export
-from offbeat.trainer.ranks import Ranks
+from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.trainer import Trainer
 from offbeat.types import Json
-from offbeat.weights.store import LocalStore
-from small_trainer import digest_of, small_batch, small_model, small_trainer
 
 CONFIG: Json = {"seed": 7, "sync": {"every": 4}}
 
@@ -192,7 +191,7 @@ def without(folder: Path, piece: str) -> Checkpoint:
     shutil.rmtree(at)
     at.mkdir()
     write_part(LocalStore(folder), at.name, 0, kept)
-    part = Part.from_json(json.loads((at / "rank-0000.json").read_text()))
+    part = CheckpointPart.from_json(json.loads((at / "rank-0000.json").read_text()))
     (at / MANIFEST).write_bytes(replace(manifest, parts=(part,)).serialise())
     return Checkpoint.open(at)
 
@@ -253,8 +252,8 @@ def test_any_number_of_ranks_reads_what_any_other_number_wrote(
         for rank, (start, end) in enumerate(cut(writers)):
             slices = {"w": Slice(whole[start:end], start, (rows, columns))} if end > start else {}
             write_part(LocalStore(Path(place)), folder.name, rank, slices)
-            parts.append(Part.from_json(json.loads((folder / f"rank-{rank:04}.json").read_text())))
-        manifest = Manifest(0, None, None, {}, tuple(parts))
+            parts.append(CheckpointPart.from_json(json.loads((folder / f"rank-{rank:04}.json").read_text())))
+        manifest = CheckpointManifest(0, None, None, {}, tuple(parts))
         for start, end in cut(readers):
             assert torch.equal(read_rows(folder, manifest, "w", start, end), whole[start:end])
 
@@ -302,7 +301,7 @@ def test_a_part_that_never_comes_is_waited_for_with_a_deadline(tmp_path: Path) -
 def test_an_optimiser_of_another_model_is_refused(tmp_path: Path) -> None:
     trainer = small_trainer()
     trainer.optimizer = type(trainer.optimizer)(small_model(), trainer.optimizer.settings)
-    with pytest.raises(CheckpointError, match="make it from the scorer"):
+    with pytest.raises(CheckpointError, match="make the optimizer from the policy model"):
         pieces(trainer)
 
 
@@ -314,10 +313,10 @@ def test_an_export_is_what_transformers_loads(tmp_path: Path, tied: bool) -> Non
         checkpoints.save(trainer, {})
     export(tmp_path / "run", tmp_path / "out", dtype=torch.float32)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
-    for (name, ours), theirs in zip(trainer.scorer.model.named_parameters(), loaded.parameters(), strict=True):
+    for (name, ours), theirs in zip(trainer.policy_model.model.named_parameters(), loaded.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
     ids = torch.arange(3, 9)[None]
-    assert torch.equal(loaded(ids).logits, trainer.scorer.model(ids).logits)
+    assert torch.equal(loaded(ids).logits, trainer.policy_model.model(ids).logits)
     assert AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)("1+1")["input_ids"]
 
 
@@ -342,8 +341,12 @@ def test_the_command_exports_rounds_and_explains(tmp_path: Path, folder: Path) -
 @pytest.mark.parametrize("what", ["resume", "checkpoints"])
 def test_a_killed_run_goes_on_with_the_same_bits(what: str) -> None:
     """The short forms of the lab's torture."""
-    lab = Path(__file__).parent.parent.parent / "lab"
+    root = Path(__file__).parent.parent.parent
     done = subprocess.run(
-        [sys.executable, str(lab / "torture_trainer.py"), what, "--short"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "lab.torture.trainer", what, "--short"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=root,
     )
     assert done.returncode == 0, done.stdout + done.stderr

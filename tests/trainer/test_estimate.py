@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.fixtures.small_trainer import digest_of, small_trainer
+from offbeat.errors import StepOutOfMemory
 from offbeat.trainer.estimate import (
     ADVICE,
-    Estimate,
-    OutOfMemory,
-    Shape,
+    LiveBytes,
+    MemoryEstimate,
+    StepShape,
     WorstCase,
     check_worst_case,
     estimate_memory,
     explained,
     worst_micro_batch,
 )
-from offbeat.trainer.forward import to_layout
-from offbeat.trainer.live_bytes import LiveBytes
-from small_trainer import digest_of, small_trainer
+from offbeat.trainer.forward import to_model_inputs
 
-SHAPE = Shape(prompt=8, completion=8, group=4)
+SHAPE = StepShape(prompt=8, completion=8, group=4)
 
 
 def test_the_terms_that_can_be_counted_by_hand_are_right() -> None:
@@ -31,10 +31,10 @@ def test_the_terms_that_can_be_counted_by_hand_are_right() -> None:
         (torch.bfloat16, {"master weights": 4, "AdamW": 8, "gradients": 4, "parameters": 2}),
     ):
         trainer = small_trainer(dtype=dtype, reference=True)
-        numbers = sum(p.numel() for p in trainer.scorer.parameters())
+        numbers = sum(p.numel() for p in trainer.policy_model.parameters())
         terms = estimate_memory(trainer, SHAPE).terms
         for name, each in (expected | {"reference policy": dtype.itemsize}).items():
-            scalars = 4 * len(list(trainer.scorer.parameters())) if name == "AdamW" else 0  # its count of updates
+            scalars = 4 * len(list(trainer.policy_model.parameters())) if name == "AdamW" else 0  # its count of updates
             assert terms[name] == each * numbers + scalars, name
         assert terms.keys() <= ADVICE.keys()
 
@@ -43,9 +43,9 @@ def test_activations_are_foretold_from_shorter_rows() -> None:
     trainer = small_trainer()
     micro = worst_micro_batch(trainer, SHAPE)
     foretold = estimate_memory(trainer, SHAPE).terms["activations"]
-    layout = to_layout(micro, shared_prefix=True, device=trainer.scorer.device)
+    layout = to_model_inputs(micro, shared_prefix=True, device=trainer.policy_model.device)
     with LiveBytes() as live:
-        stats = trainer.scorer(layout)
+        stats = trainer.policy_model(layout)
         measured = live.now
     del stats
     assert foretold == pytest.approx(measured, rel=0.1)
@@ -53,11 +53,11 @@ def test_activations_are_foretold_from_shorter_rows() -> None:
 
 def test_the_worst_micro_batch_fills_the_budget_with_the_longest_rows() -> None:
     trainer = small_trainer()
-    for shape, rows, length in ((SHAPE, 1, 40), (Shape(8, 4, 2), 3, 16), (Shape(2, 46, 4), 1, 48)):
+    for shape, rows, length in ((SHAPE, 1, 40), (StepShape(8, 4, 2), 3, 16), (StepShape(2, 46, 4), 1, 48)):
         micro = worst_micro_batch(trainer, shape)
         assert micro.token_ids_RL.shape == (rows, length)
     with pytest.raises(ValueError, match=r"token_budget = 48: a prompt of 40 .* set at least 60"):
-        worst_micro_batch(trainer, Shape(40, 20, 4))
+        worst_micro_batch(trainer, StepShape(40, 20, 4))
 
 
 def test_the_worst_case_is_executed_and_changes_nothing() -> None:
@@ -75,43 +75,43 @@ def test_time_follows_from_the_worst_case() -> None:
 
 
 def test_an_error_that_is_not_about_memory_passes_unchanged() -> None:
-    with pytest.raises(RuntimeError, match="shapes differ"), explained(Estimate({"AdamW": 1})):
+    with pytest.raises(RuntimeError, match="shapes differ"), explained(MemoryEstimate({"AdamW": 1})):
         raise RuntimeError("shapes differ")
 
 
 def test_memory_errors_name_the_largest_terms_and_the_setting() -> None:
-    estimate = Estimate({"activations": 9 << 30, "gradients": 3 << 30, "AdamW": 2 << 30, "parameters": 1 << 30})
+    estimate = MemoryEstimate({"activations": 9 << 30, "gradients": 3 << 30, "AdamW": 2 << 30, "parameters": 1 << 30})
     for error in (
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory."),
         RuntimeError("can't allocate memory: x"),
     ):
-        with pytest.raises(OutOfMemory, match=r"activations: lower token_budget") as told, explained(estimate):
+        with pytest.raises(StepOutOfMemory, match=r"activations: lower token_budget") as told, explained(estimate):
             raise error
         assert "parameters" not in str(told.value) and told.value.__cause__ is error
 
 
-LAB = Path(__file__).parent.parent.parent / "lab"
+ROOT = Path(__file__).parent.parent.parent
 LIMITED = """
 import resource, torch
-from small_trainer import small_trainer
+from lab.fixtures.small_trainer import small_trainer
 from offbeat.trainer.estimate import *
 torch.set_num_threads(1)
 trainer = small_trainer()
-estimate = estimate_memory(trainer, Shape(8, 8, 4))
+estimate = estimate_memory(trainer, StepShape(8, 8, 4))
 object.__setattr__(trainer.settings, "token_budget", 1 << 22)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), used + (256 << 20)))
 try:
-    check_worst_case(trainer, Shape(8, 100000, 4), estimate)
-except OutOfMemory as told:
+    check_worst_case(trainer, StepShape(8, 100000, 4), estimate)
+except StepOutOfMemory as told:
     print(told)
 """
 
 
 @pytest.mark.engine
 def test_a_process_that_runs_out_of_memory_says_why() -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, cwd=LAB, timeout=120)
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert "a step does not fit into memory" in done.stdout and "activations: lower" in done.stdout, done.stderr
 
 

@@ -25,9 +25,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from offbeat.experience.packing import attention, lay_out, plan
+from offbeat.errors import UnsupportedModel
 from offbeat.trainer.attention import block_mask
-from offbeat.trainer.forward import TokenScorer, UnsupportedModel, check_model, to_layout
+from offbeat.trainer.forward import PolicyModel, check_model, to_model_inputs
+from offbeat.trainer.packing import attention, lay_out, plan
 from offbeat.types import Group
 
 SIZES = {
@@ -43,19 +44,19 @@ SIZES = {
 }
 
 
-def scored(scorer: TokenScorer, groups: list[Group], *, shared: bool, budget: int = 1 << 20) -> dict:
+def scored(policy_model: PolicyModel, groups: list[Group], *, shared: bool, budget: int = 1 << 20) -> dict:
     """Log-probs by completion id, and gradients of a weighted sum of them by parameter."""
     found, total = {}, torch.zeros(())
     for part in plan(groups, budget, shared_prefix=shared):
-        stats = scorer(to_layout(lay_out(part, groups), shared_prefix=shared, device=scorer.device))
+        stats = policy_model(to_model_inputs(lay_out(part, groups), shared_prefix=shared, device=policy_model.device))
         answers = [groups[g].completions[c] for g, c in part.completions]
         pieces = stats.logprobs.split([len(answer.token_ids) for answer in answers])
         for answer, piece in zip(answers, pieces, strict=True):
             found[answer.id] = piece.detach()
             # Any weights do that are the same for a completion wherever it stands.
             total = total + (piece * torch.cos(torch.arange(len(piece)) + len(answer.id))).sum()
-    gradients = torch.autograd.grad(total, list(scorer.parameters()))
-    names = [name for name, _ in scorer.named_parameters()]
+    gradients = torch.autograd.grad(total, list(policy_model.parameters()))
+    names = [name for name, _ in policy_model.named_parameters()]
     return found | dict(zip(names, gradients, strict=True))
 
 
@@ -64,7 +65,7 @@ def assert_same(one: dict, other: dict) -> None:
     for name, value in one.items():
         if name.startswith("model."):
             # A gradient that is zero but for rounding, as of a query with one key to look at, has no relative error.
-            assert float((value - other[name]).norm()) < 1e-4 * float(other[name].norm()) + 1e-6, name
+            assert float((value - other[name]).norm()) < 1e-4 * float(other[name].norm()) + 1e-5, name
         else:
             assert torch.allclose(value, other[name], rtol=0, atol=1e-5), name
 
@@ -82,11 +83,11 @@ def assert_same(one: dict, other: dict) -> None:
 )
 def test_a_shared_prefix_gives_the_log_probs_and_gradients_of_plain_rows(model) -> None:
     torch.manual_seed(0)
-    scorer, groups = TokenScorer(model()), some_groups(3)
-    expected = scored(scorer, groups, shared=False)
-    check = check_model(scorer, 256)
+    policy_model, groups = PolicyModel(model()), some_groups(3)
+    expected = scored(policy_model, groups, shared=False)
+    check = check_model(policy_model, 256)
     assert check.shared_prefix, check.message
-    assert_same(scored(scorer, groups, shared=True), expected)
+    assert_same(scored(policy_model, groups, shared=True), expected)
 
 
 @settings(max_examples=25, deadline=None)
@@ -102,28 +103,28 @@ def test_a_shared_prefix_gives_the_log_probs_and_gradients_of_plain_rows(model) 
 def test_any_shape_of_groups_and_any_budget_gives_the_same(shapes, budget, fused) -> None:
     rng = np.random.default_rng(0)
     groups = [a_group(f"g{i}", rng, prompt, sizes) for i, (prompt, sizes) in enumerate(shapes)]
-    scorer = TokenScorer(a_llama())
-    expected = scored(scorer, groups, shared=False)
-    assert check_model(scorer, 64).shared_prefix
+    policy_model = PolicyModel(a_llama())
+    expected = scored(policy_model, groups, shared=False)
+    assert check_model(policy_model, 64).shared_prefix
     with pytest.MonkeyPatch.context() as patch:
         if fused:
             patch.setattr("offbeat.trainer.attention.EXPLICIT_SCORES", 0)
-        assert_same(scored(scorer, groups, shared=True, budget=budget), expected)
+        assert_same(scored(policy_model, groups, shared=True, budget=budget), expected)
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_recomputing_activations_changes_no_gradient(shared: bool) -> None:
     groups = some_groups(1)
-    kept, recomputed = (TokenScorer(a_llama(), checkpoint_activations=on) for on in (False, True))
-    for scorer in (kept, recomputed):
-        check_model(scorer, 64)
-    expected, found = (scored(scorer, groups, shared=shared) for scorer in (kept, recomputed))
+    kept, recomputed = (PolicyModel(a_llama(), checkpoint_activations=on) for on in (False, True))
+    for policy_model in (kept, recomputed):
+        check_model(policy_model, 64)
+    expected, found = (scored(policy_model, groups, shared=shared) for policy_model in (kept, recomputed))
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_recomputing_activations_keeps_fewer_of_them() -> None:
     def kept_bytes(checkpoint: bool) -> int:
-        scorer, groups, sizes = TokenScorer(a_llama(), checkpoint_activations=checkpoint), some_groups(1), []
+        policy_model, groups, sizes = PolicyModel(a_llama(), checkpoint_activations=checkpoint), some_groups(1), []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             sizes.append(tensor.numel() * tensor.element_size())
@@ -131,7 +132,7 @@ def test_recomputing_activations_keeps_fewer_of_them() -> None:
 
         [part] = plan(groups, 1 << 20, shared_prefix=False)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            scorer(to_layout(lay_out(part, groups), shared_prefix=False, device=scorer.device))
+            policy_model(to_model_inputs(lay_out(part, groups), shared_prefix=False, device=policy_model.device))
         return sum(sizes)
 
     assert kept_bytes(True) < kept_bytes(False) / 3
@@ -139,8 +140,8 @@ def test_recomputing_activations_keeps_fewer_of_them() -> None:
 
 def test_dropout_is_off() -> None:
     model = a_llama(attention_dropout=0.5).train()
-    scorer = TokenScorer(model)
-    first, second = (logprobs(scorer, some_groups(0)) for _ in range(2))
+    policy_model = PolicyModel(model)
+    first, second = (logprobs(policy_model, some_groups(0)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -158,30 +159,30 @@ class TestFallback:
     def test_a_state_space_model_gets_plain_rows_and_a_message(self, caplog: pytest.LogCaptureFixture) -> None:
         torch.manual_seed(0)
         sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
-        scorer = TokenScorer(MambaForCausalLM(MambaConfig(**sizes, use_mambapy=False, initializer_range=0.5)))
+        policy_model = PolicyModel(MambaForCausalLM(MambaConfig(**sizes, use_mambapy=False, initializer_range=0.5)))
         with caplog.at_level(logging.WARNING):
-            check = check_model(scorer, 64)
+            check = check_model(policy_model, 64)
         assert not check.shared_prefix
         assert "MambaForCausalLM does not allow a shared prefix" in caplog.text
-        assert_plain_rows_are_right(scorer)
+        assert_plain_rows_are_right(policy_model)
 
     def test_an_attention_window_shorter_than_the_budget_is_seen(self) -> None:
-        scorer = TokenScorer(windowed(8))
-        check = check_model(scorer, 64)
+        policy_model = PolicyModel(windowed(8))
+        check = check_model(policy_model, 64)
         assert not check.shared_prefix and "differ by" in check.message
-        assert_plain_rows_are_right(scorer)
+        assert_plain_rows_are_right(policy_model)
 
     def test_an_attention_window_longer_than_the_budget_does_no_harm(self) -> None:
-        scorer, groups = TokenScorer(windowed(64)), some_groups(5)
-        expected = scored(scorer, groups, shared=False)
-        assert check_model(scorer, 64).shared_prefix
-        assert_same(scored(scorer, groups, shared=True), expected)
+        policy_model, groups = PolicyModel(windowed(64)), some_groups(5)
+        expected = scored(policy_model, groups, shared=False)
+        assert check_model(policy_model, 64).shared_prefix
+        assert_same(scored(policy_model, groups, shared=True), expected)
 
     def test_a_model_that_caps_its_logits_is_refused(self) -> None:
         torch.manual_seed(0)
-        scorer = TokenScorer(Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=1.0)))
-        with pytest.raises(UnsupportedModel, match="Gemma2ForCausalLM does something to its logits"):
-            check_model(scorer, 64)
+        policy_model = PolicyModel(Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=1.0)))
+        with pytest.raises(UnsupportedModel, match="Gemma2ForCausalLM changes its logits"):
+            check_model(policy_model, 64)
 
 
 def windowed(window: int) -> MistralForCausalLM:
@@ -189,21 +190,21 @@ def windowed(window: int) -> MistralForCausalLM:
     return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window, attn_implementation="sdpa"))
 
 
-def assert_plain_rows_are_right(scorer: TokenScorer) -> None:
+def assert_plain_rows_are_right(policy_model: PolicyModel) -> None:
     """After the check, the model scores as it always did."""
     groups = some_groups(4, count=2)
-    found = iter(logprobs(scorer, groups))
+    found = iter(logprobs(policy_model, groups))
     for group, answer in chain.from_iterable([(g, c) for c in g.completions] for g in groups):
         ids = torch.tensor([*group.prompt.token_ids.tolist(), *answer.token_ids.tolist()])[None]
-        logits = scorer.model(ids).logits.detach()[0, len(group.prompt.token_ids) - 1 : -1]
+        logits = policy_model.model(ids).logits.detach()[0, len(group.prompt.token_ids) - 1 : -1]
         expected = logits.log_softmax(-1).gather(-1, ids[0, -len(answer.token_ids) :, None])[:, 0]
         assert torch.allclose(next(found), expected, atol=1e-5)
 
 
 @pytest.mark.engine
 def test_smollm2_shares_prefixes_and_splits_batches_up_to_rounding() -> None:
-    from training_arms import Shape, load
-    from training_exactness import compare_paths
+    from lab.bench.training_arms import Shape, load
+    from lab.parity.training_exactness import compare_paths
 
     groups = Shape(prompt=16, completion=8, size=4, groups=1, together=1).make_groups()
     found = compare_paths(lambda: load(torch.float32), groups, [100, 40])

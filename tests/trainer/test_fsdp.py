@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lab.fixtures.small_trainer import one_step_each, small_model, small_trainer, steps_with_checkpoints
+from offbeat.errors import RankDied, RankFailed, RankLost, RankSilent
 from offbeat.objective.presets import PRESETS
 from offbeat.trainer.checkpoint import Checkpoints
-from offbeat.trainer.estimate import Shape, check_worst_case, estimate_memory
-from offbeat.trainer.forward import TokenScorer
-from offbeat.trainer.fsdp import serving_state, shard
-from offbeat.trainer.launch import GRACE, RankDied, RankFailed, RankLost, RankSilent, Watch, run_ranks
-from offbeat.trainer.ranks import Ranks
+from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
+from offbeat.trainer.forward import PolicyModel
+from offbeat.trainer.fsdp import Ranks, serving_state, shard
+from offbeat.trainer.launch import GRACE, Watch, run_ranks
 from offbeat.types import Json
-from small_trainer import one_step_each, small_model, small_trainer, steps_with_checkpoints
 
 
 def relative(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -47,14 +47,14 @@ def test_two_ranks_make_the_same_update_as_one_process_for_every_preset(tmp_path
 def test_the_serving_state_has_the_names_of_a_state_dict_and_a_tied_head_once() -> None:
     for tied in (True, False):
         model = small_model(tied=tied)
-        state = dict(serving_state(TokenScorer(model), torch.bfloat16))
+        state = dict(serving_state(PolicyModel(model), torch.bfloat16))
         expected = set(model.state_dict()) - ({"lm_head.weight"} if tied else set())
         assert state.keys() == expected and all(t.dtype == torch.bfloat16 for t in state.values())
 
 
 def test_sharding_refuses_parameters_that_are_no_masters() -> None:
     with pytest.raises(ValueError, match="load the model in float32"):
-        shard(TokenScorer(small_model(dtype=torch.bfloat16)), compute=torch.bfloat16)
+        shard(PolicyModel(small_model(dtype=torch.bfloat16)), compute=torch.bfloat16)
 
 
 def fails_on_one(ranks: Ranks) -> Json:
@@ -136,14 +136,14 @@ def test_another_number_of_ranks_goes_on_from_the_same_bits(tmp_path: Path) -> N
 def estimated(ranks: Ranks) -> Json:
     """The estimate's terms on a sharded trainer, and that its worst case runs."""
     trainer = small_trainer(ranks=ranks, sharded=True)
-    estimate = estimate_memory(trainer, Shape(8, 8, 4))
-    check_worst_case(trainer, Shape(8, 8, 4), estimate)
+    estimate = estimate_memory(trainer, StepShape(8, 8, 4))
+    check_worst_case(trainer, StepShape(8, 8, 4), estimate)
     return dict(estimate.terms)
 
 
 @pytest.mark.engine
 def test_a_rank_needs_memory_for_its_slices_alone() -> None:
-    alone = estimate_memory(small_trainer(), Shape(8, 8, 4)).terms
+    alone = estimate_memory(small_trainer(), StepShape(8, 8, 4)).terms
     for rank in run_ranks(estimated, 2):
         assert isinstance(rank, dict) and rank["gathered layers"]
         for name in ("master weights", "AdamW", "gradients"):

@@ -8,12 +8,12 @@ import pytest
 import torch
 from small import a_llama, a_trainer, close_to, some_groups
 
-from offbeat.experience.packing import lay_out, plan
 from offbeat.objective.spec import Objective
-from offbeat.trainer.batch import assemble, to_part
-from offbeat.trainer.forward import TokenScorer
+from offbeat.trainer.batch import assemble, to_streams
+from offbeat.trainer.forward import PolicyModel
+from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.measures import Measures, Pass, Seen, measure
-from offbeat.trainer.ranks import Ranks
+from offbeat.trainer.packing import lay_out, plan
 from offbeat.trainer.trainer import Trained
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, VersionSpan
 
@@ -41,7 +41,7 @@ def measured(
     """One micro-batch and two updates; at the second every ratio is `later` times as large and the gate as `passed`."""
     batch = assemble(groups, Objective(), step=step)
     [part] = plan(batch.trimmed, 999, shared_prefix=True)
-    made = to_part(batch, lay_out(part, batch.trimmed), shared_prefix=True, counts=True, device=CPU)
+    made = to_streams(batch, lay_out(part, batch.trimmed), shared_prefix=True, counts=True, device=CPU)
     values = torch.tensor([ratios[g][c] for g, c in part.completions])
     first, second = (-1 + (values * factor).log() for factor in (1.0, later))
     entropies = torch.full_like(first, 0.7)
@@ -141,7 +141,7 @@ def test_answers_without_log_probs_take_part_in_no_drift() -> None:
 
 @pytest.mark.parametrize("budget", [24, 40, 999])
 def test_figures_do_not_depend_on_micro_batches(budget: int) -> None:
-    groups = close_to(TokenScorer(a_llama()), some_groups(7, count=4), spread=0.2)
+    groups = close_to(PolicyModel(a_llama()), some_groups(7, count=4), spread=0.2)
     whole, cut = (a_trainer(Objective(), token_budget=b).train(groups) for b in (999, budget))
     assert isinstance(whole, Trained) and isinstance(cut, Trained)
     assert cut.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-7)
@@ -150,7 +150,7 @@ def test_figures_do_not_depend_on_micro_batches(budget: int) -> None:
 
 
 def test_on_its_own_samples_a_policy_has_no_drift_and_only_its_arithmetic_for_a_gap() -> None:
-    groups = close_to(TokenScorer(a_llama()), some_groups(7), spread=0.0)
+    groups = close_to(PolicyModel(a_llama()), some_groups(7), spread=0.0)
     fresh = [replace(g, completions=tuple(fresh_version(c) for c in g.completions)) for g in groups]
     done = a_trainer(Objective()).train(fresh)
     assert isinstance(done, Trained)

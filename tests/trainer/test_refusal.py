@@ -8,9 +8,10 @@ import pytest
 import torch
 from small import a_group, a_trainer, equal_rewards, lagged, moved, parameters, some_groups
 
+from offbeat.errors import NoGradient
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import Objective
-from offbeat.trainer.trainer import NoGradient, Refused, Trained, Trainer
+from offbeat.trainer.trainer import RefusedBatch, Trained, Trainer
 from offbeat.types import UNKNOWN, Completion, Group, Score, Unscorable
 
 
@@ -23,7 +24,7 @@ class TestRefusal:
         broken = replace(first, behavior_logprobs=np.full(len(first.token_ids), np.nan))
         groups[1] = replace(groups[1], completions=(broken, *groups[1].completions[1:]))
         refused = trainer.train(groups)
-        assert isinstance(refused, Refused) and list(refused.faults) == [groups[1].id]
+        assert isinstance(refused, RefusedBatch) and list(refused.faults) == [groups[1].id]
         assert "behavior log-probs are not finite" in refused.faults[groups[1].id]
         assert same(snapshot(trainer), before)
 
@@ -34,10 +35,10 @@ class TestRefusal:
         culprit = replace(groups[2], prompt=replace(groups[2].prompt, token_ids=[marked]))
         trainer = a_trainer(Objective())
         with torch.no_grad():
-            trainer.scorer.model.get_input_embeddings().weight[marked] = math.inf
+            trainer.policy_model.model.get_input_embeddings().weight[marked] = math.inf
         before = snapshot(trainer)
         refused = trainer.train([*groups[:2], culprit])
-        assert refused == Refused({culprit.id: "the policy's log-probs of it are not finite"})
+        assert refused == RefusedBatch({culprit.id: "the policy's log-probs of it are not finite"})
         assert same(snapshot(trainer), before) and trainer.step == 0
 
     def test_a_gradient_that_overflows_refuses_the_update(self) -> None:
@@ -48,7 +49,7 @@ class TestRefusal:
         ]
         before = snapshot(trainer)
         refused = trainer.train(huge)
-        assert isinstance(refused, Refused) and refused.faults.keys() == {g.id for g in huge}
+        assert isinstance(refused, RefusedBatch) and refused.faults.keys() == {g.id for g in huge}
         assert "norm" in next(iter(refused.faults.values()))
         assert same(snapshot(trainer), before)
 
@@ -70,12 +71,12 @@ class TestRefusal:
         sound = a_group("g", np.random.default_rng(0), 3, [2, 2])
         broken = replace(sound, completions=(replace(sound.completions[0], **change), sound.completions[1]))
         refused = a_trainer(PRESETS["grpo"].objective, token_budget=128).train([broken])
-        assert isinstance(refused, Refused) and reason in refused.faults["g"]
+        assert isinstance(refused, RefusedBatch) and reason in refused.faults["g"]
 
     def test_an_empty_prompt_is_refused(self) -> None:
         group = a_group("g", np.random.default_rng(0), 0, [2, 2])
         refused = a_trainer(Objective()).train([group])
-        assert isinstance(refused, Refused) and "the prompt is empty" in refused.faults["g"]
+        assert isinstance(refused, RefusedBatch) and "the prompt is empty" in refused.faults["g"]
 
     def test_an_unscorable_completion_is_never_looked_at(self) -> None:
         groups = some_groups(8)
@@ -114,7 +115,7 @@ class TestNothingToLearn:
         groups = some_groups(1)
         dull = [replace(equal_rewards(g), id=f"dull-{g.id}") for g in some_groups(2)]
         trainer, tokens = a_trainer(Objective()), []
-        trainer.scorer.register_forward_hook(lambda _, inputs, __: tokens.append(len(inputs[0].targets)))
+        trainer.policy_model.register_forward_hook(lambda _, inputs, __: tokens.append(len(inputs[0].targets)))
         found = trainer.train([*groups, *dull])
         assert isinstance(found, Trained)
         assert sum(tokens) == sum(len(c.token_ids) for g in groups for c in g.completions)

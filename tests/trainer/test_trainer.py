@@ -23,12 +23,12 @@ from small import (
 )
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from offbeat.experience.packing import plan
 from offbeat.metrics import METRICS
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import KL, Advantage, Aggregate, Objective
-from offbeat.trainer.forward import ModelCheck, TokenScorer
+from offbeat.trainer.forward import ModelCheck, PolicyModel
 from offbeat.trainer.optimizer import OptimizerSettings, Schedule
+from offbeat.trainer.packing import plan
 from offbeat.trainer.trainer import Trained, Trainer
 from offbeat.types import Group
 
@@ -79,7 +79,7 @@ class TestCuttingUp:
     def test_no_micro_batch_split_padding_or_sharing_changes_the_gradient(
         self, name: str, seed: int, budget: int, shared: bool
     ) -> None:
-        near = close_to(TokenScorer(exact_model()), some_groups(seed), spread=0.004 if "mask" in name else 0.15)
+        near = close_to(PolicyModel(exact_model()), some_groups(seed), spread=0.004 if "mask" in name else 0.15)
         whole, parts = (gradient(name, near, b, s) for b, s in ((999, True), (budget, shared)))
         assert relative(parts, whole) < 1e-6
 
@@ -113,11 +113,11 @@ def gradient(objective: str | Objective, groups: list[Group], budget: int, share
     trainer = a_trainer(objective, model=exact_model(), token_budget=max(budget, 64), length_limit=LENGTH_LIMIT)
     if not shared:
         trainer.check = ModelCheck(False, "asked for")
-        trainer.scorer.model.set_attn_implementation("sdpa")
+        trainer.policy_model.model.set_attn_implementation("sdpa")
     kept: list[torch.Tensor] = []
 
     def keep(step: int, norm: float | None = None) -> float:
-        kept.extend(p.grad.clone().flatten() for p in trainer.scorer.parameters())
+        kept.extend(p.grad.clone().flatten() for p in trainer.policy_model.parameters())
         return 0.0
 
     trainer.optimizer.update = keep  # type: ignore[method-assign]
@@ -150,7 +150,7 @@ class TestProximal:
 
     def test_no_forward_pass_is_made_for_it(self) -> None:
         trainer, passes = a_trainer(PRESETS["tis"].objective, updates_per_batch=3), []
-        trainer.scorer.register_forward_hook(lambda *_: passes.append(1))
+        trainer.policy_model.register_forward_hook(lambda *_: passes.append(1))
         trainer.train(lagged(2))
         assert len(passes) == 3
 
@@ -158,7 +158,7 @@ class TestProximal:
 class TestReference:
     def with_kl(self, **settings: object) -> Trainer:
         objective = Objective(regularizers=(KL(0.5),))
-        return a_trainer(objective, reference=TokenScorer(a_llama(seed=1)), **settings)  # type: ignore[arg-type]
+        return a_trainer(objective, reference=PolicyModel(a_llama(seed=1)), **settings)  # type: ignore[arg-type]
 
     def test_the_policy_is_pulled_towards_it(self) -> None:
         trainer, groups = self.with_kl(rate=3e-3), [equal_rewards(g) for g in some_groups(1)]
@@ -171,13 +171,13 @@ class TestReference:
         trainer.train(groups)
         assert all(map(torch.equal, first, trainer.reference.parameters()))  # type: ignore[union-attr]
         trainer.train(groups)
-        assert all(map(torch.equal, trainer.scorer.parameters(), trainer.reference.parameters()))  # type: ignore[union-attr]
+        assert all(map(torch.equal, trainer.policy_model.parameters(), trainer.reference.parameters()))  # type: ignore[union-attr]
 
     def test_an_objective_and_a_reference_that_do_not_fit_are_refused(self) -> None:
         with pytest.raises(ValueError, match="give a second model"):
             a_trainer(Objective(regularizers=(KL(0.5),)))
         with pytest.raises(ValueError, match="leave `reference` out"):
-            a_trainer(Objective(), reference=TokenScorer(a_llama()))
+            a_trainer(Objective(), reference=PolicyModel(a_llama()))
 
 
 class TestDeterminism:
@@ -224,7 +224,9 @@ def test_training_raises_the_probability_of_what_is_rewarded() -> None:
     best = [max(range(4), key=lambda i, g=g: g.completions[i].score.reward) for g in groups]  # type: ignore[union-attr]
 
     def sums() -> torch.Tensor:
-        scores = torch.stack([values.sum() for values in logprobs(copy.deepcopy(trainer.scorer), groups)]).view(-1, 4)
+        scores = torch.stack([values.sum() for values in logprobs(copy.deepcopy(trainer.policy_model), groups)]).view(
+            -1, 4
+        )
         return scores[range(len(groups)), best] - scores.mean(-1)
 
     before = sums()

@@ -7,10 +7,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from offbeat.errors import DamagedFile
 from offbeat.weights import delta
-from offbeat.weights.bits import DTYPES, Bits, Words
-from offbeat.weights.delta import apply, changed_at, encode
-from offbeat.weights.errors import DamagedFile
+from offbeat.weights.delta import DTYPES, Bits, Words, apply, changed_at, encode
 
 SPECIAL = {  # NaNs with payloads, both zeros, the smallest denormal, infinity
     1: [0x00, 0x80, 0x7F, 0xFF, 0x01],

@@ -15,9 +15,8 @@ from pyarrow import fs
 from safetensors.torch import load_file
 from torch import Tensor
 
-from made_weights import equals, made
-from offbeat.weights.bits import Bits
-from offbeat.weights.errors import (
+from lab.fixtures.weights import equals, made
+from offbeat.errors import (
     AnotherPublisher,
     DamagedFile,
     DamagedState,
@@ -26,11 +25,12 @@ from offbeat.weights.errors import (
     WeightLogError,
     WrongBase,
 )
-from offbeat.weights.log import WeightLog
-from offbeat.weights.object_store import ObjectStore
+from offbeat.storage.object_store import ObjectStore
+from offbeat.storage.store import LocalStore, Store
+from offbeat.weights.delta import Bits
 from offbeat.weights.probe import Probe
-from offbeat.weights.store import LocalStore, Store
-from offbeat.weights.subscription import Subscription
+from offbeat.weights.publisher import WeightLog
+from offbeat.weights.subscriber import Subscription
 
 
 @pytest.fixture(params=["local", "object"])
@@ -202,7 +202,7 @@ def test_names_that_cannot_be_told_apart_are_refused(tmp_path: Path, names: list
 
 
 def test_only_one_publisher_at_a_time_on_a_local_path(tmp_path: Path) -> None:
-    code = "import sys; from offbeat.weights.log import WeightLog; WeightLog.open(sys.argv[1])"
+    code = "import sys; from offbeat.weights.publisher import WeightLog; WeightLog.open(sys.argv[1])"
     with WeightLog.open(tmp_path):
         with pytest.raises(AnotherPublisher, match="this very process"):
             WeightLog.open(tmp_path)
@@ -213,7 +213,7 @@ def test_only_one_publisher_at_a_time_on_a_local_path(tmp_path: Path) -> None:
 
 def test_a_killed_publisher_and_its_surviving_children_do_not_block_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time; from offbeat.weights.log import WeightLog; log = WeightLog.open(sys.argv[1])\n"
+        "import os, sys, time; from offbeat.weights.publisher import WeightLog; log = WeightLog.open(sys.argv[1])\n"
         "if os.fork() == 0: time.sleep(20); os._exit(0)\n"
         "print('open', flush=True); os.kill(os.getpid(), 9)"
     )

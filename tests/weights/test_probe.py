@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.weights.probe import Probe, ProbeError, probe_sequences
+from offbeat.errors import ProbeError
+from offbeat.weights.probe import Probe, probe_sequences
 
 floats = st.floats(-(2.0**100), 0, width=32)
 

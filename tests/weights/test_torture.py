@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from weights_mutants import mutants
+from lab.torture.weights_mutants import mutants
 
-LAB = Path(__file__).parents[2] / "lab"
+ROOT = Path(__file__).parents[2]
 
 
 def torture(what: str) -> str:
-    command = [sys.executable, str(LAB / "torture_weights.py"), what, "--short"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600).stdout
+    command = [sys.executable, "-m", "lab.torture.weights", what, "--short"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT).stdout
 
 
 def test_no_broken_file_is_accepted() -> None:

@@ -30,9 +30,10 @@ def check(
 
 def checked(path: Path, settings: list[str] | None) -> "Config":
     """A configuration that can be run here; otherwise the command ends with everything that is wrong."""
-    from offbeat.config import ConfigError, examine
-    from offbeat.run.preflight import preflight
-    from offbeat.toml_file import TomlFile
+    from offbeat.check.preflight import preflight
+    from offbeat.config import examine
+    from offbeat.config.toml_file import TomlFile
+    from offbeat.errors import ConfigError
 
     try:
         file = TomlFile.read(path, settings or [])
@@ -51,9 +52,8 @@ def checked(path: Path, settings: list[str] | None) -> "Config":
 
 
 def _particulars(config: "Config") -> list[str]:
+    from offbeat.check.forecast import ModelFiles, forecast, machine_speed
     from offbeat.objective.presets import PRESETS
-    from offbeat.run.forecast import forecast, machine_speed
-    from offbeat.run.model_files import ModelFiles
 
     preset = PRESETS[config.objective.preset]
     needs = ", ".join(sorted(need.value for need in config.objective.resolve().needs)) or "rewards alone"

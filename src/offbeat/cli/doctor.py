@@ -11,13 +11,13 @@ def doctor(
     engine: Annotated[bool, typer.Option("--engine", help="Start vLLM too and test it: half a minute")] = False,
 ) -> None:
     """Look at versions, extras, engines, sandbox and Ray; each lack with its cure: `offbeat doctor --engine`."""
-    from offbeat.run.diagnosis import State, look
+    from offbeat.check.doctor import FindingState, look
 
     ill = absent = 0
     for finding in look(engine=engine):
         typer.echo(printable(str(finding)))
-        ill += finding.state is State.ILL
-        absent += finding.state is State.ABSENT
+        ill += finding.state is FindingState.ILL
+        absent += finding.state is FindingState.ABSENT
     typer.echo(f"{ill} ill, {absent} absent; what is absent is missed only by who wants to use it")
     if ill:
         raise typer.Exit(1)

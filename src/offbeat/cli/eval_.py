@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.log import existing
-from offbeat.cli.task_option import Settings, Stored, TaskName, TokenizerDirectory, Workers, make_task, stopping
-from offbeat.cli.terminal import printable
+from offbeat.cli.task_option import Settings, Stored, TaskName, TokenizerDirectory, Workers, make_task
+from offbeat.cli.terminal import has_log, plain_errors, printable
 
 if TYPE_CHECKING:
-    from offbeat.tasks.evaluation import Attempts, Row
+    from offbeat.evaluation import Attempts, EvaluationRow
     from offbeat.tasks.task import Task
     from offbeat.types import Group
 
@@ -35,16 +34,16 @@ def eval_(
     workers: Workers = 2,
 ) -> None:
     """Evaluate what a log holds, or a model: `offbeat eval runs/one/experience --task arithmetic --k 4`."""
-    from offbeat.tasks.evaluation import evaluate
+    from offbeat.evaluation import evaluate
 
     chosen = make_task(task, settings)
     column = slice_by or chosen.slice_by
-    with stopping():
-        if existing(source):
+    with plain_errors():
+        if has_log(source):
             found, size = _from_log(source, chosen, tokenizer, column)
             ks = k or [size]
         else:
-            from offbeat.cli.sample import attempts, load_model
+            from offbeat.run.evaluation import attempts, load_model
 
             model = load_model(source, temperature=temperature, max_tokens=max_tokens)
             found = list(attempts(model, chosen, column, prompts=prompts, samples=samples, seed=seed, workers=workers))
@@ -54,9 +53,9 @@ def eval_(
 
 def _from_log(uri: str, task: "Task", tokenizer: Path | None, column: str | None) -> "tuple[list[Attempts], int]":
     """Attempts by prompt, groups of one prompt taken together; and the size of the largest group."""
+    from offbeat.evaluation import Attempts
     from offbeat.experience.reader import LogReader
-    from offbeat.experience.tables import Tables
-    from offbeat.tasks.evaluation import Attempts
+    from offbeat.experience.schema import Tables
     from offbeat.types import Score
 
     stored = Stored(LogReader(Tables.open(uri)), uri, task, tokenizer)
@@ -80,7 +79,7 @@ def _slice(group: "Group", column: str | None) -> str:
     return "all" if column is None else str(group.prompt.columns.get(column, f"no {column}"))
 
 
-def _print(rows: "list[Row]") -> None:
+def _print(rows: "list[EvaluationRow]") -> None:
     """A table whose columns are the metrics."""
     from rich.console import Console
     from rich.table import Table

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from offbeat.cli.terminal import printable
+from offbeat.cli.terminal import plain_errors, printable
 
 
 def export(
@@ -24,13 +24,9 @@ def export(
     """
     import torch
 
-    from offbeat.trainer.checkpoint_files import CheckpointError
     from offbeat.trainer.export import export as write
 
     dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-    try:
+    with plain_errors():
         made = write(checkpoint, out, dtype=dtypes[dtype], tokenizer=tokenizer)
-    except CheckpointError as error:
-        typer.echo(printable(str(error)), err=True)
-        raise typer.Exit(1) from error
     typer.echo(f"step {made.step} of {printable(str(made.folder))} in {dtype}: {printable(str(out))}")

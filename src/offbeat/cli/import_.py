@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.log import existing
-from offbeat.cli.terminal import plainly, printable
-from offbeat.cli.tokenizer import encoder_of, load_tokenizer
+from offbeat.cli.task_option import encoder_of, load_tokenizer
+from offbeat.cli.terminal import has_log, plain_errors, printable
 
 if TYPE_CHECKING:
-    from offbeat.experience.importer import Tally
+    from offbeat.experience.importing.importer import ImportTally
 
 
 def import_(
@@ -34,30 +33,30 @@ def import_(
     """
     from contextlib import nullcontext
 
-    from offbeat.experience.door import Rules
-    from offbeat.experience.exchange.layout import parse_columns
-    from offbeat.experience.exchange.records import find_records
-    from offbeat.experience.exchange.shapes import About
-    from offbeat.experience.importer import import_into, layout_of, read_groups
+    from offbeat.experience.importing.importer import import_into, layout_of, read_groups
+    from offbeat.experience.importing.layout import parse_columns
+    from offbeat.experience.importing.records import find_records
+    from offbeat.experience.importing.shapes import About
     from offbeat.experience.log import ExperienceLog
+    from offbeat.experience.validation import ValidationRules
 
-    with plainly():
+    with plain_errors():
         records = find_records(file, split)
         layout = layout_of(records, parse_columns(columns), [name for name in keep.split(",") if name])
         typer.echo(printable(f"detected: {layout}"))
         loaded = load_tokenizer(tokenizer) if tokenizer else None
-        rules = Rules(
+        rules = ValidationRules(
             vocab_size=vocab_size or (len(loaded) if loaded else None), reward_ranges=_ranges(task, reward_range)
         )
         found = read_groups(records, layout, About(task, source, encoder_of(loaded, chat=chat) if loaded else None))
-        with nullcontext() if dry_run and not existing(into) else ExperienceLog.open(into, rules=rules) as log:
+        with nullcontext() if dry_run and not has_log(into) else ExperienceLog.open(into, rules=rules) as log:
             tally = import_into(log, found, rules=rules, dry_run=dry_run, on_batch=_tell)
     typer.echo(printable(str(tally)))
     if dry_run:
         typer.echo("dry run: nothing was written")
 
 
-def _tell(tally: "Tally") -> None:
+def _tell(tally: "ImportTally") -> None:
     """A sign of life, rewritten in place, for whoever watches a terminal."""
     if sys.stderr.isatty():
         typer.echo(f"\r{tally.taken} groups taken, {sum(tally.refused.values())} quarantined ", nl=False, err=True)

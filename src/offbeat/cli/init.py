@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.nearest import nearest
+from offbeat.errors import nearest
 
 if TYPE_CHECKING:
-    from offbeat.cli.knobs import Knob
+    from offbeat.config.knobs import Knob
 
 
 def init(
@@ -52,7 +52,7 @@ def annotated(text: str) -> str:
     # 0 samples from the whole distribution. (a whole number, at least 0; default 0)
     top_k = 0
     """
-    from offbeat.cli.knobs import knobs
+    from offbeat.config.knobs import knobs
 
     lines: list[str] = []
     table = ""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.terminal import plainly, printable
-from offbeat.cli.tokenizer import load_tokenizer
+from offbeat.cli.task_option import load_tokenizer
+from offbeat.cli.terminal import plain_errors, printable, require_log
 
 if TYPE_CHECKING:
     from offbeat.experience.reader import LogReader
@@ -23,22 +23,13 @@ SHOWN = 64
 """Token ids shown of a completion, where there is no tokenizer."""
 
 
-def existing(uri: str) -> bool:
-    """Whether there is a log at this place. To look must not create one."""
-    from offbeat.experience.table import exists
-
-    return exists(f"{uri.rstrip('/')}/groups.lance")
-
-
 @contextmanager
 def _reading(uri: str) -> "Iterator[LogReader]":
     from offbeat.experience.reader import LogReader
-    from offbeat.experience.tables import Tables
+    from offbeat.experience.schema import Tables
 
-    if not existing(uri):
-        typer.echo(f"there is no experience log at {uri}", err=True)
-        raise typer.Exit(1)
-    with plainly():
+    require_log(uri)
+    with plain_errors():
         yield LogReader(Tables.open(uri))
 
 
@@ -70,7 +61,7 @@ def _shares(by: str, shares: "Mapping[str, Share]") -> None:
 @log.command()
 def fates(place: Where) -> None:
     """What became of every group; fails if one is unaccounted for: `offbeat log fates runs/one/experience`."""
-    from offbeat.experience.ledger import ConservationError
+    from offbeat.errors import ConservationError
 
     with _reading(place) as reader:
         ledger = reader.ledger()
@@ -106,15 +97,15 @@ def show(
 
 
 def _fate(reader: "LogReader", group_id: str) -> str:
-    from offbeat.experience.ledger import Event, Happening, settle
+    from offbeat.experience.ledger import LedgerEvent, LedgerEventKind, settle
 
     columns = ["group_id", "event", "step", "cause", "by"]
     named = group_id.replace("'", "''")
     rows = reader.tables.events.scan(
-        0, reader.snapshot().events, columns, f"group_id = '{named}' OR event = '{Happening.REWOUND}'"
+        0, reader.snapshot().events, columns, f"group_id = '{named}' OR event = '{LedgerEventKind.REWOUND}'"
     )
     events = [
-        Event(name, Happening(event), step, cause, by)
+        LedgerEvent(name, LedgerEventKind(event), step, cause, by)
         for name, event, step, cause, by in zip(*(rows[column].to_pylist() for column in columns), strict=True)
     ]
     fate = settle([group_id], events).fates[group_id]
@@ -164,7 +155,7 @@ def export(
 
     `offbeat import` takes the file as it is and gives the same groups.
     """
-    from offbeat.experience.exchange.export import export as write
+    from offbeat.experience.importing.rows_out import export as write
 
     with _reading(place) as reader:
         count = write(reader.groups(), file)

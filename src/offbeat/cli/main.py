@@ -7,19 +7,18 @@ import typer
 from offbeat.cli.check import check
 from offbeat.cli.doctor import doctor
 from offbeat.cli.eval_ import eval_
-from offbeat.cli.explain import explain
+from offbeat.cli.explain import explain, objectives
 from offbeat.cli.export import export
 from offbeat.cli.import_ import import_
 from offbeat.cli.init import init
 from offbeat.cli.log import log
-from offbeat.cli.objectives import objectives
 from offbeat.cli.quickstart import quickstart
 from offbeat.cli.report import report
 from offbeat.cli.score import score
 from offbeat.cli.train import resume, train
 from offbeat.cli.view import view
 from offbeat.cli.worker import worker
-from offbeat.run.extras import EXTRAS, command
+from offbeat.imports import EXTRAS, command
 
 app = typer.Typer(
     help="Off-policy group-relative RL for language models: sync rarely, reuse everything, know when it is safe.",

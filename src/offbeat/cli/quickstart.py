@@ -22,9 +22,10 @@ def quickstart(
     from transformers.utils.logging import disable_progress_bar
 
     from offbeat.cli.train import drive
-    from offbeat.run.directory import RunDirectory, RunError
+    from offbeat.config.toml_file import load
+    from offbeat.errors import RunError
+    from offbeat.run.directory import RunDirectory
     from offbeat.run.quickstart import make_model
-    from offbeat.toml_file import load
 
     disable_progress_bar()  # for a model of a few files it only flickers
     torch.set_num_threads(1)  # matrices this small gain nothing from a second core
@@ -72,7 +73,7 @@ def _result(directory: "RunDirectory") -> str:
 
 def _report(directory: "RunDirectory", out: Path) -> None:
     """The report, where what draws it is installed."""
-    from offbeat.run.extras import command, missing
+    from offbeat.imports import command, missing
 
     if absent := missing(["jinja2"]):
         typer.echo(f"   no report: {absent[0]} is not installed: {command('report')}")

@@ -19,16 +19,14 @@ def report(
     Works while a run goes on. Runs that differ in nothing but their seed are pooled:
     `offbeat report runs/lag4-seed* runs/lag0-seed* --out lag.html`
     """
-    from offbeat.cli.terminal import plainly
-    from offbeat.config import ConfigError
+    from offbeat.cli.terminal import plain_errors
     from offbeat.report.page import write_report
-    from offbeat.run.directory import RunError
 
     to = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     try:
-        with plainly():
+        with plain_errors(code=2):
             said = write_report(runs, to)
-    except (ConfigError, RunError, OSError) as error:
+    except OSError as error:
         typer.echo(printable(str(error)), err=True)
         raise typer.Exit(2) from error
     typer.echo(printable(said))

@@ -14,16 +14,14 @@ from offbeat.cli.task_option import (
     TokenizerDirectory,
     Workers,
     make_task,
-    require_log,
-    stopping,
 )
-from offbeat.cli.terminal import printable
+from offbeat.cli.terminal import plain_errors, printable, require_log
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from offbeat.experience.log import ExperienceLog
-    from offbeat.tasks.scoring import Outcome, ScoringPool
+    from offbeat.scoring.pool import Outcome, ScoringPool
     from offbeat.types import Completion, Group
 
 AHEAD = 512
@@ -62,13 +60,13 @@ def score(
     log. A completion that had a score and cannot be scored now keeps its score.
     """
     from offbeat.experience.log import ExperienceLog
-    from offbeat.tasks.scoring import ScoringPool
-    from offbeat.tasks.tally import FailureLimit
+    from offbeat.scoring.pool import ScoringPool
+    from offbeat.scoring.tally import FailureLimit
 
     chosen = make_task(task, settings)
     require_log(log)
     changes = Changes()
-    with stopping(), ExperienceLog.open(log) as opened:
+    with plain_errors(), ExperienceLog.open(log) as opened:
         stored = Stored(opened, log, chosen, tokenizer)
         with ScoringPool.of(chosen, workers=workers, limit=FailureLimit(share=max_failures)) as pool:
             for group, completion, now in _again(stored, pool):

@@ -2,21 +2,60 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from offbeat.cli.log import existing
-from offbeat.cli.terminal import plainly, printable
-from offbeat.cli.tokenizer import load_tokenizer
-from offbeat.nearest import nearest
+from offbeat.cli.terminal import printable
+from offbeat.errors import nearest
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from offbeat.experience.importing.shapes import Encoder
     from offbeat.experience.reader import LogReader
     from offbeat.tasks.task import Task
     from offbeat.types import Completion, Group, Json
+
+
+def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer, from the directory alone: nothing is fetched."""
+    from transformers import AutoTokenizer
+
+    if not directory.is_dir():
+        raise typer.BadParameter(f"--tokenizer {directory} is not a directory")
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"--tokenizer {directory} holds no tokenizer that can be loaded: {error}") from error
+
+
+def encoder_of(tokenizer: "PreTrainedTokenizerBase", *, chat: bool) -> "Encoder":
+    """What the importer needs of a tokenizer; with `chat`, a prompt given as text becomes a user's message."""
+    from jinja2 import TemplateError
+
+    from offbeat.experience.importing.shapes import Encoder
+    from offbeat.experience.importing.values import UnreadableCell
+
+    if chat and not tokenizer.chat_template:
+        raise typer.BadParameter("--chat was given, but the tokenizer has no chat template")
+
+    def encode_chat(messages: list[dict[str, str]]) -> list[int]:
+        try:
+            return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        except TemplateError as error:
+            raise UnreadableCell(f"the chat template refuses the prompt: {error!s:.120}") from error
+
+    return Encoder(
+        encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
+        encode_prompt=lambda text: (
+            encode_chat([{"role": "user", "content": text}]) if chat else list(tokenizer.encode(text))
+        ),
+        encode_chat=encode_chat if tokenizer.chat_template else None,
+        end=tokenizer.eos_token_id,
+    )
+
 
 TaskName = Annotated[str, typer.Option("--task", help="A task's name, or the path of a task file of your own")]
 Settings = Annotated[
@@ -31,8 +70,8 @@ Workers = Annotated[int, typer.Option(min=1, help="Scoring processes")]
 
 def make_task(name: str, settings: list[str] | None) -> "Task":
     """The task that was asked for; `--task mine.py` is short for `--task custom --set path=mine.py`."""
+    from offbeat.errors import TaskError
     from offbeat.tasks.registry import make
-    from offbeat.tasks.task import TaskError
 
     options: dict[str, Json] = {}
     for setting in settings or []:
@@ -53,21 +92,6 @@ def _value(text: str) -> "Json":
         return cast("Json", json.loads(text))
     except ValueError:
         return text
-
-
-@contextmanager
-def stopping() -> Iterator[None]:
-    """Let an error of tasks, scoring or the log end the command with its sentence and without a traceback."""
-    from offbeat.tasks.reference import UnreachableFunction
-    from offbeat.tasks.scoring import PoolError
-    from offbeat.tasks.task import TaskError
-
-    try:
-        with plainly():
-            yield
-    except (PoolError, TaskError, UnreachableFunction) as error:
-        typer.echo(printable(str(error)), err=True)
-        raise typer.Exit(1) from error
 
 
 class Stored:
@@ -96,10 +120,3 @@ class Stored:
         """In commit order, read some at a time, late scores in place."""
         for start in range(0, len(self._ordinals), at_once):
             yield from self._log.read(self._ordinals[start : start + at_once])
-
-
-def require_log(uri: str) -> None:
-    """End the command where there is no log: to look must not create one."""
-    if not existing(uri):
-        typer.echo(f"there is no experience log at {uri}", err=True)
-        raise typer.Exit(1)

@@ -1,9 +1,11 @@
-"""What commands have in common when they speak to a person."""
+"""What all commands share: printable text, errors without tracebacks, the check that a log exists."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
+
+from offbeat.errors import OffbeatError
 
 
 def printable(text: str) -> str:
@@ -17,13 +19,29 @@ def printable(text: str) -> str:
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Let an error that is meant for the person end the command with its sentence and without a traceback."""
-    from offbeat.experience.exchange.records import CannotImport
-    from offbeat.experience.table import LogError
+def plain_errors(advice: str = "", *, code: int = 1) -> Iterator[None]:
+    """End the command with the message of an `OffbeatError`, then `advice`, without a traceback.
 
+    `code` is the exit code: 2 where the command was given something it cannot use, 1 where the work failed.
+    """
     try:
         yield
-    except (CannotImport, LogError) as error:
+    except OffbeatError as error:
         typer.echo(printable(str(error)), err=True)
-        raise typer.Exit(1) from error
+        if advice:
+            typer.echo(advice, err=True)
+        raise typer.Exit(code) from error
+
+
+def has_log(uri: str) -> bool:
+    """True if there is an experience log at `uri`. Opening one for writing would create it."""
+    from offbeat.experience.lance_table import exists
+
+    return exists(f"{uri.rstrip('/')}/groups.lance")
+
+
+def require_log(uri: str) -> None:
+    """End the command if there is no experience log at `uri`."""
+    if not has_log(uri):
+        typer.echo(f"there is no experience log at {uri}", err=True)
+        raise typer.Exit(1)

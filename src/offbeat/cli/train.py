@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli.check import Settings, checked
-from offbeat.cli.terminal import printable
+from offbeat.cli.terminal import plain_errors
 
 if TYPE_CHECKING:
     from offbeat.config import Config
@@ -21,15 +21,12 @@ def train(
     settings: Settings = None,
 ) -> None:
     """Train: `offbeat train run.toml --set sync.every=10`. Ctrl-C ends after the step, with a checkpoint."""
-    from offbeat.run.directory import RunDirectory, RunError
+    from offbeat.run.directory import RunDirectory
 
     parsed = checked(config, settings)
-    try:
-        directory = RunDirectory(out or Path("runs") / config.stem)
+    directory = RunDirectory(out or Path("runs") / config.stem)
+    with plain_errors(code=2):
         directory.create(parsed)
-    except RunError as error:
-        typer.echo(printable(str(error)), err=True)
-        raise typer.Exit(2) from error
     typer.echo(parsed.plan)
     drive(parsed, directory)
 
@@ -39,16 +36,13 @@ def resume(
     steps: Annotated[int, typer.Option(min=0, help="Go on to this many steps; 0: as the run was told")] = 0,
 ) -> None:
     """Go on from the last checkpoint: `offbeat resume runs/one`."""
-    from offbeat.run.directory import RunDirectory, RunError, RunLock
+    from offbeat.run.directory import RunDirectory, RunLock
 
     directory = RunDirectory(run)
-    try:
+    with plain_errors(code=2):
         config = directory.config()
         with RunLock(directory):  # said before anything heavy is imported
             pass
-    except RunError as error:
-        typer.echo(printable(str(error)), err=True)
-        raise typer.Exit(2) from error
     drive(config.model_copy(update={"steps": steps}) if steps else config, directory)
 
 
@@ -57,11 +51,10 @@ def drive(config: "Config", directory: "RunDirectory") -> None:
     from rich.console import Console
     from transformers.utils.logging import disable_progress_bar
 
-    from offbeat.cli.failures import plain_failures
-    from offbeat.run.live import LiveView
+    from offbeat.report.live import LiveView
 
     if config.run.place == "ray":
-        from offbeat.run.cluster import train as run
+        from offbeat.run.ray.entry import train as run
     else:
         from offbeat.run.local import train as run
 
@@ -75,7 +68,7 @@ def drive(config: "Config", directory: "RunDirectory") -> None:
             loop.stop("interrupted")
 
     signal.signal(signal.SIGINT, stop)
-    with LiveView(config, Console()) as view, plain_failures(f"go on with `offbeat resume {directory.path}`"):
+    with LiveView(config, Console()) as view, plain_errors(f"go on with `offbeat resume {directory.path}`"):
         ledger = run(config, directory, watching=view, started=asked.append)
     typer.echo(str(ledger))
     done = not asked or asked[-1].learner.step >= config.steps

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.terminal import plainly, printable
+from offbeat.cli.terminal import plain_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from offbeat.report.groups import Groups
+    from offbeat.report.groups import RunGroups
 
 KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|.", re.DOTALL)
 """An arrow sends several characters."""
@@ -40,19 +40,14 @@ def view(
     """
     from rich.console import Console
 
-    from offbeat.config import ConfigError
-    from offbeat.report.groups import Groups, Wanted
-    from offbeat.run.directory import RunDirectory, RunError
+    from offbeat.report.groups import RunGroups, Wanted
+    from offbeat.run.directory import RunDirectory
 
     wanted = Wanted(_fate(fate), *(_range(name, text) for name, text in _named(reward, lag, length)))
-    try:
-        with plainly():
-            directory = RunDirectory(run)
-            groups = Groups.of(directory, directory.config())
-            chosen = groups.choose(wanted) if groups else []
-    except (ConfigError, RunError) as error:
-        typer.echo(printable(str(error)), err=True)
-        raise typer.Exit(2) from error
+    with plain_errors(code=2):
+        directory = RunDirectory(run)
+        groups = RunGroups.of(directory, directory.config())
+        chosen = groups.choose(wanted) if groups else []
     if groups is None or not chosen:
         typer.echo(f"no group fits: {groups.ledger}" if groups else f"{run} has no experience log yet", err=True)
         raise typer.Exit(1)
@@ -82,15 +77,15 @@ def _range(name: str, text: str | None) -> tuple[float, float] | None:
 
 
 def _fate(name: str | None) -> str | None:
+    from offbeat.errors import nearest
     from offbeat.experience.ledger import Fate
-    from offbeat.nearest import nearest
 
     if name is not None and name not in set(Fate):
         raise typer.BadParameter(f"--fate {name!r} is not a fate; {nearest(name, [fate.value for fate in Fate])}")
     return name
 
 
-def _write_out(groups: "Groups", chosen: Sequence[int]) -> None:
+def _write_out(groups: "RunGroups", chosen: Sequence[int]) -> None:
     from offbeat.report.browse import plainly_told
 
     for start in range(0, len(chosen), 64):
@@ -98,7 +93,7 @@ def _write_out(groups: "Groups", chosen: Sequence[int]) -> None:
             typer.echo(plainly_told(group) + "\n")
 
 
-def _browse(groups: "Groups", chosen: Sequence[int], console: "Console") -> None:
+def _browse(groups: "RunGroups", chosen: Sequence[int], console: "Console") -> None:
     from rich.text import Text
 
     from offbeat.report.browse import Place, laid_out, status

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from offbeat.cli.failures import plain_failures
-from offbeat.cli.task_option import Settings, TaskName, make_task, stopping
-from offbeat.cli.terminal import printable
-from offbeat.cli.tokenizer import load_tokenizer
+from offbeat.cli.task_option import Settings, TaskName, load_tokenizer, make_task
+from offbeat.cli.terminal import plain_errors, printable
 
 if TYPE_CHECKING:
     from offbeat.rollout.engine import Engine
@@ -49,13 +47,13 @@ def worker(
 
     from offbeat.experience.log import ExperienceLog
     from offbeat.rollout.engine import Sampling
-    from offbeat.rollout.groups import GroupMaker
-    from offbeat.rollout.leases import LeaseDesk, LocalPrompts, PerVersion
+    from offbeat.rollout.generation import GroupMaker
+    from offbeat.rollout.prompt_leases import LocalPrompts, PerVersion, PromptLeases
     from offbeat.rollout.worker import Pace, Worker
+    from offbeat.scoring.pool import ScoringPool
     from offbeat.seeds import derive
     from offbeat.tasks.data import prompt_at
-    from offbeat.tasks.scoring import ScoringPool
-    from offbeat.weights.subscription import Subscription
+    from offbeat.weights.subscriber import Subscription
 
     if run is not None:
         _join(run, slots)
@@ -74,13 +72,13 @@ def worker(
 
     pace = Pace(lanes=at_once) if engine == "vllm" else Pace(groups_per_call=at_once)
     with (
-        stopping(),
+        plain_errors(),
         ExperienceLog.open(experience, writer=called) as log,
         ScoringPool.of(chosen, workers=scorers) as pool,
         Subscription.open(weights, name=called) as policies,
     ):
         order = prompt_at(chosen, tokenizer, derive(seed, "worker", called))
-        desk = LocalPrompts(LeaseDesk(order, name=f"{called}-{os.getpid()}", seed=seed, seconds=pace.call_seconds))
+        desk = LocalPrompts(PromptLeases(order, name=f"{called}-{os.getpid()}", seed=seed, seconds=pace.call_seconds))
         limit = per_version or 1 << 62
         made = Worker(
             called,
@@ -91,7 +89,7 @@ def worker(
             log,
             pace,
         )
-        with plain_failures():
+        with plain_errors():
             asyncio.run(_work(made, groups))
         typer.echo(
             f"{made.tally.groups} groups, {made.tally.tokens} tokens, {made.tally.loads} versions loaded, "
@@ -103,10 +101,10 @@ def _join(run: Path, slots: int) -> NoReturn:
     """This process becomes Ray's, until it is interrupted."""
     import os
 
-    from offbeat.run.cluster import join_command
     from offbeat.run.directory import RunDirectory
+    from offbeat.run.ray.entry import join_command
 
-    with plain_failures():
+    with plain_errors():
         command = join_command(RunDirectory(run), slots)
     os.execvp(command[0], command)
 

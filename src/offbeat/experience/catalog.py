@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offbeat.experience.tables import Snapshot, Tables
+from offbeat.experience.schema import Snapshot, Tables
 
 Ints = NDArray[np.int64]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final, Generic, TypeVar
 
-from offbeat.experience.table import LogWriteError
+from offbeat.errors import LogWriteError
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from offbeat.errors import ConservationError
 
-class Happening(StrEnum):
+
+class LedgerEventKind(StrEnum):
     """What can happen to a group."""
 
     STARTED = "started"
@@ -56,21 +58,21 @@ DROPS: Final = (
     Fate.LOST,
 )
 _ENDINGS: Final = {
-    Happening(fate.value): fate
+    LedgerEventKind(fate.value): fate
     for fate in (Fate.EXPIRED, Fate.ZERO_VARIANCE, Fate.TOO_SMALL, Fate.SUPERSEDED, Fate.QUARANTINED)
 }
 
 
 @dataclass(frozen=True)
-class Event:
+class LedgerEvent:
     """One thing that happened to a group.
 
-    >>> Event("g7", Happening.TRAINED, step=12).by
+    >>> LedgerEvent("g7", LedgerEventKind.TRAINED, step=12).by
     'trainer'
     """
 
     group_id: str
-    event: Happening
+    event: LedgerEventKind
     step: int | None = None
     """Of the trainer; None where no step has to do with it."""
     cause: str = ""
@@ -78,7 +80,7 @@ class Event:
     """Which consumer or worker says so. A rewind takes back only its own."""
 
     def __post_init__(self) -> None:
-        if self.step is None and self.event in (Happening.TRAINED, Happening.REWOUND):
+        if self.step is None and self.event in (LedgerEventKind.TRAINED, LedgerEventKind.REWOUND):
             raise ValueError(f"event {self.event} of group {self.group_id!r} needs its step")
 
 
@@ -95,15 +97,11 @@ class GroupFate:
     cause: str = ""
 
 
-class ConservationError(Exception):
-    """The books do not balance: the log names groups that it cannot account for."""
-
-
 @dataclass(frozen=True)
 class Ledger:
     """The fate of every group.
 
-    >>> ledger = settle(["a", "b"], [Event("a", Happening.EXPIRED, step=9, cause="lag")])
+    >>> ledger = settle(["a", "b"], [LedgerEvent("a", LedgerEventKind.EXPIRED, step=9, cause="lag")])
     >>> ledger.generated, ledger.dropped, ledger.counts[Fate.WAITING]
     (2, {'expired': 1}, 1)
     """
@@ -158,7 +156,7 @@ class Ledger:
 
 def settle(
     stored: Iterable[str],
-    events: Iterable[Event],
+    events: Iterable[LedgerEvent],
     refused: Iterable[tuple[str, str]] = (),
     *,
     repeated: int = 0,
@@ -166,23 +164,23 @@ def settle(
 ) -> Ledger:
     """The ledger of these groups, events in commit order, and refusals (id, reason).
 
-    >>> events = [Event("a", Happening.TRAINED, step=1), Event("c", Happening.STARTED)]
+    >>> events = [LedgerEvent("a", LedgerEventKind.TRAINED, step=1), LedgerEvent("c", LedgerEventKind.STARTED)]
     >>> print(settle(["a", "b"], events, [("d", "reward")]))
     4 generated = 1 trained + 1 waiting + 1 dropped (1 quarantined) + 1 in flight
     """
     valid = _not_taken_back(events)
     fates: dict[str, GroupFate] = {}
     for event in valid:
-        if event.event is Happening.STARTED:
+        if event.event is LedgerEventKind.STARTED:
             fates[event.group_id] = GroupFate(Fate.IN_FLIGHT)
-        elif event.event is Happening.LOST:
+        elif event.event is LedgerEventKind.LOST:
             fates[event.group_id] = GroupFate(Fate.LOST, cause=event.cause)
     fates |= {group_id: GroupFate(Fate.QUARANTINED, cause=reason) for group_id, reason in refused}
     held = set(stored)
     fates |= dict.fromkeys(held, GroupFate(Fate.WAITING))
     unaccounted: dict[str, None] = {}
     for event in dict.fromkeys(valid):  # said twice is said once
-        if event.event is not Happening.TRAINED and event.event not in _ENDINGS:
+        if event.event is not LedgerEventKind.TRAINED and event.event not in _ENDINGS:
             continue
         if event.group_id in held:
             fates[event.group_id] = _after(fates[event.group_id], event)
@@ -191,19 +189,19 @@ def settle(
     return Ledger(fates, repeated, conflicts, tuple(unaccounted))
 
 
-def _after(before: GroupFate, event: Event) -> GroupFate:
+def _after(before: GroupFate, event: LedgerEvent) -> GroupFate:
     """Trained once is trained for good; otherwise the last ending counts."""
-    if event.event is Happening.TRAINED:
+    if event.event is LedgerEventKind.TRAINED:
         assert event.step is not None  # Event demands it
         return GroupFate(Fate.TRAINED, (*before.steps, event.step))
     return before if before.fate is Fate.TRAINED else GroupFate(_ENDINGS[event.event], cause=event.cause)
 
 
-def _not_taken_back(events: Iterable[Event]) -> list[Event]:
+def _not_taken_back(events: Iterable[LedgerEvent]) -> list[LedgerEvent]:
     """The events that still hold, in order."""
-    kept: list[Event] = []
+    kept: list[LedgerEvent] = []
     for event in events:
-        if event.event is Happening.REWOUND:
+        if event.event is LedgerEventKind.REWOUND:
             back_to = event.step or 0
             kept = [e for e in kept if e.by != event.by or e.step is None or e.step <= back_to]
         else:

@@ -1,6 +1,6 @@
 """The experience log: append groups, score them late, read them back as of any snapshot.
 
-    with ExperienceLog.open("runs/one/experience", rules=Rules(vocab_size=49152)) as log:
+    with ExperienceLog.open("runs/one/experience", rules=ValidationRules(vocab_size=49152)) as log:
         receipt = log.append(groups)              # blocks until they are on disk; refused ones are in quarantine
         log.score([LateScore("g7", "g7/2", Score(1.0))])
         rows, now = log.index_since(None)         # what a sampler is fed, and from where to go on
@@ -28,15 +28,14 @@ from typing import Final
 import pyarrow as pa
 
 from offbeat.experience.commits import Committer, after_all, wait
-from offbeat.experience.door import Reason, Refusal, Rules, check_group, check_late_score, group_named_by
 from offbeat.experience.feedback import Deadline, LateScore, Overdue
-from offbeat.experience.ledger import Event, Happening
-from offbeat.experience.quarantine import Refused, quarantine_rows, refused
+from offbeat.experience.lance_table import Table
+from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
+from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason, quarantine_rows, refused
 from offbeat.experience.reader import LogReader
 from offbeat.experience.rows import group_rows
-from offbeat.experience.schema import EVENTS, SCORES, digest, score_fields
-from offbeat.experience.table import Table
-from offbeat.experience.tables import Tables
+from offbeat.experience.schema import EVENTS, SCORES, Tables, digest, score_fields
+from offbeat.experience.validation import ValidationRules, group_named_by, validate_group, validate_late_score
 from offbeat.types import Group
 
 REMEMBERED: Final = 65_536
@@ -55,14 +54,14 @@ class Receipt:
     """Ids of what was appended."""
     repeated: tuple[str, ...] = ()
     """Ids that this writer had appended before, with the same content."""
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[QuarantineEntry, ...] = ()
     """In quarantine, each with its reason."""
 
 
 class ExperienceLog(LogReader):
     """One log, open for reading and writing. Safe to use from many threads; after a fork, open it anew."""
 
-    def __init__(self, tables: Tables, rules: Rules, writer: str) -> None:
+    def __init__(self, tables: Tables, rules: ValidationRules, writer: str) -> None:
         super().__init__(tables)
         self._rules = rules
         self._writer = writer
@@ -78,7 +77,7 @@ class ExperienceLog(LogReader):
         cls,
         uri: str | os.PathLike[str],
         *,
-        rules: Rules | None = None,
+        rules: ValidationRules | None = None,
         writer: str | None = None,
         storage_options: Mapping[str, str] | None = None,
     ) -> "ExperienceLog":
@@ -100,7 +99,7 @@ class ExperienceLog(LogReader):
             storage_options: Keys and endpoints of an object store, handed to Lance as they are.
         """
         name = writer or f"{socket.gethostname()}-{os.getpid()}"
-        return cls(Tables.open(os.fspath(uri), storage_options), rules or Rules(), name)
+        return cls(Tables.open(os.fspath(uri), storage_options), rules or ValidationRules(), name)
 
     def append(self, groups: Iterable[Group]) -> Receipt:
         """Append groups and wait until they are on disk. One that is refused does not keep out the others."""
@@ -124,7 +123,7 @@ class ExperienceLog(LogReader):
         return after_all(waiting, Receipt(ids, tuple(sorted_.repeated), tuple(sorted_.refused)))
 
     def _admit(self, group: Group, sorted_: "_Sorted") -> None:
-        refusal = check_group(group, self._rules)
+        refusal = validate_group(group, self._rules)
         if refusal is None:
             content = digest(group)
             with self._remembering:
@@ -138,7 +137,7 @@ class ExperienceLog(LogReader):
                 sorted_.repeated.append(group.id)
                 sorted_.earlier.append(known[1])
                 return
-            refusal = Refusal(Reason.CONFLICT, f"group {group.id} was appended before, with other content")
+            refusal = Refusal(RefusalReason.CONFLICT, f"group {group.id} was appended before, with other content")
         sorted_.refused.append(refused(group, refusal))
 
     def _commit(self, sorted_: "_Sorted") -> Future[None]:
@@ -159,10 +158,10 @@ class ExperienceLog(LogReader):
                 self._recent.pop(group_id, None)
         sorted_.committed.set_exception(error)
 
-    def _refusals(self, entries: Sequence[Refused]) -> pa.Table:
+    def _refusals(self, entries: Sequence[QuarantineEntry]) -> pa.Table:
         return quarantine_rows(entries, at=time.time(), writer=self._writer)
 
-    def quarantine(self, entries: Sequence[Refused]) -> None:
+    def quarantine(self, entries: Sequence[QuarantineEntry]) -> None:
         """Keep what could not even be made a group of, and wait until it is on disk."""
         if entries:
             wait(self._quarantine_in.submit(self._refusals(entries)))
@@ -179,9 +178,9 @@ class ExperienceLog(LogReader):
         given = list(scores)
         known = self._known([group_named_by(late) for late in given])
         admitted: list[LateScore] = []
-        turned_away: list[Refused] = []
+        turned_away: list[QuarantineEntry] = []
         for late, about in zip(given, known, strict=True):
-            refusal = check_late_score(late, about, self._rules)
+            refusal = validate_late_score(late, about, self._rules)
             if refusal is None:
                 admitted.append(late)
             else:
@@ -194,12 +193,12 @@ class ExperienceLog(LogReader):
         ids = tuple(late.completion_id for late in admitted)
         return wait(after_all(waiting, Receipt(ids, refused=tuple(turned_away))))
 
-    def record(self, events: Iterable[Event]) -> None:
+    def record(self, events: Iterable[LedgerEvent]) -> None:
         """Append events to the ledger and wait until they are on disk.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as place, ExperienceLog.open(place) as log:
-        ...     log.record([Event("g8", Happening.STARTED, by="worker 3")])
+        ...     log.record([LedgerEvent("g8", LedgerEventKind.STARTED, by="worker 3")])
         ...     print(log.ledger())
         1 generated = 0 trained + 0 waiting + 0 dropped (none) + 1 in flight
         """
@@ -217,7 +216,9 @@ class ExperienceLog(LogReader):
         """
         late = self.unripe(appended_before=now - deadline.seconds)
         if deadline.then is Overdue.DROP:
-            self.record(Event(group.id, Happening.EXPIRED, cause="feedback", by=self._writer) for group in late)
+            self.record(
+                LedgerEvent(group.id, LedgerEventKind.EXPIRED, cause="feedback", by=self._writer) for group in late
+            )
         else:
             self.score(
                 LateScore(group.id, completion.id, deadline.missing(), scorer="deadline")
@@ -247,7 +248,7 @@ class _Sorted:
         self.ids: set[str] = set()
         self.digests: list[str] = []
         self.repeated: list[str] = []
-        self.refused: list[Refused] = []
+        self.refused: list[QuarantineEntry] = []
         self.earlier: list[Future[None]] = []
         self.committed: Future[None] = Future()
 

@@ -13,8 +13,8 @@ import threading
 from datetime import timedelta
 from typing import Final
 
-from offbeat.experience.table import LANCE_ERRORS, Table
-from offbeat.experience.tables import Tables
+from offbeat.experience.lance_table import LANCE_ERRORS, Table
+from offbeat.experience.schema import Tables
 
 TIERS: Final = (1_024, 8_192, 65_536, 524_288)
 """Rows of a fragment at each tier."""

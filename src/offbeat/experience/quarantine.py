@@ -3,12 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
 from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from offbeat.experience.door import Refusal
 from offbeat.experience.schema import QUARANTINE
 
 MAX_PAYLOAD: Final = 4_194_304
@@ -17,12 +17,80 @@ MAX_PAYLOAD: Final = 4_194_304
 Kind = Literal["group", "score"]
 
 
+class RefusalReason(StrEnum):
+    """Why something was refused: one word for counting, beside it a sentence for the person."""
+
+    NOT_A_GROUP = "not-a-group"
+    """Not a `Group` of a `Prompt` and `Completion`s at all."""
+    ID = "id"
+    """A missing or unusable id of group, prompt or completion, or one completion id twice in a group."""
+    TASK = "task"
+    """The task has no usable name."""
+    PROMPT_TOKENS = "prompt-tokens"
+    """No prompt tokens, or not a flat list of them."""
+    PROMPT_COLUMNS = "prompt-columns"
+    """The prompt's columns are not plain JSON."""
+    NO_COMPLETIONS = "no-completions"
+    """A group without completions."""
+    TOKENS = "tokens"
+    """An empty completion, or token ids that are not a flat list."""
+    VOCABULARY = "vocabulary"
+    """A token id below 0 or beyond the vocabulary."""
+    LOGPROBS_LENGTH = "logprobs-length"
+    """Not one behavior log-prob for each token."""
+    LOGPROBS = "logprobs"
+    """A behavior log-prob that is not finite, or above 0."""
+    LOSS_MASK = "loss-mask"
+    """Not one entry for each token."""
+    VERSIONS = "versions"
+    """Version spans that do not cover the completion once, in order; or a rollout that names no version."""
+    FINISH = "finish"
+    """Not one of the ways a completion can end."""
+    SOURCE = "source"
+    """The source has no usable name."""
+    SCORE = "score"
+    """Neither a score, nor unscorable for a known reason, nor awaited."""
+    REWARD = "reward"
+    """A reward, or a part of it, that is not a finite number."""
+    REWARD_RANGE = "reward-range"
+    """A reward outside the range of its task."""
+    SIZE = "size"
+    """More completions, tokens or text than a group may hold."""
+    CONFLICT = "conflict"
+    """The log holds a group of this id with other content."""
+    UNKNOWN_GROUP = "unknown-group"
+    """Late feedback for a group that is not in the log."""
+    UNKNOWN_COMPLETION = "unknown-completion"
+    """Late feedback for a completion its group does not have."""
+    UNREADABLE = "unreadable"
+    """An importer could not make a group of it."""
+
+
 @dataclass(frozen=True)
-class Refused:
+class Refusal:
+    """Why, and the sentence that tells the person what was found.
+
+    >>> Refusal(RefusalReason.REWARD, "completion g7/1 has reward nan; a reward is a finite number").reason
+    <RefusalReason.REWARD: 'reward'>
+    """
+
+    reason: RefusalReason
+    detail: str
+
+
+class RefusedError(Exception):
+    """How a rule of the door says no. It does not leave the door."""
+
+    def __init__(self, reason: RefusalReason, detail: str) -> None:
+        super().__init__(detail)
+        self.refusal = Refusal(reason, detail)
+
+
+@dataclass(frozen=True)
+class QuarantineEntry:
     """One thing that was refused.
 
-    >>> from offbeat.experience.door import Reason
-    >>> Refused("g7", Refusal(Reason.ID, "the prompt's id is ''"), payload='{"id":"g7"}').kind
+    >>> QuarantineEntry("g7", Refusal(RefusalReason.ID, "the prompt's id is ''"), payload='{"id":"g7"}').kind
     'group'
     """
 
@@ -33,11 +101,10 @@ class Refused:
     kind: Kind = "group"
 
 
-def refused(thing: object, refusal: Refusal, *, kind: Kind = "group") -> Refused:
+def refused(thing: object, refusal: Refusal, *, kind: Kind = "group") -> QuarantineEntry:
     """Take down what was refused. Never fails, whatever it is.
 
-    >>> from offbeat.experience.door import Reason
-    >>> refused({"id": "g7", "reward": float("nan")}, Refusal(Reason.NOT_A_GROUP, "found a dict")).payload
+    >>> refused({"id": "g7", "reward": float("nan")}, Refusal(RefusalReason.NOT_A_GROUP, "found a dict")).payload
     '{"id": "g7", "reward": "nan"}'
     """
     name = getattr(thing, "group_id" if kind == "score" else "id", None)
@@ -47,7 +114,7 @@ def refused(thing: object, refusal: Refusal, *, kind: Kind = "group") -> Refused
         payload = json.dumps(f"not expressible as JSON: {error}")
     if len(payload) > MAX_PAYLOAD:
         payload = json.dumps({"cut": True, "characters": len(payload), "begins": payload[: MAX_PAYLOAD // 2]})
-    return Refused(_storable(name) if isinstance(name, str) else "", refusal, payload, kind)
+    return QuarantineEntry(_storable(name) if isinstance(name, str) else "", refusal, payload, kind)
 
 
 def _storable(text: str) -> str:
@@ -76,7 +143,7 @@ def _plain(value: object, depth: int) -> object:
     return f"{value!r:.200}"
 
 
-def quarantine_rows(entries: Sequence[Refused], *, at: float, writer: str) -> pa.Table:
+def quarantine_rows(entries: Sequence[QuarantineEntry], *, at: float, writer: str) -> pa.Table:
     """Refusals as rows of `quarantine`."""
     columns = {
         "group_id": [entry.group_id for entry in entries],

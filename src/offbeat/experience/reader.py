@@ -8,16 +8,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from offbeat.errors import LogReadError
 from offbeat.experience.catalog import Catalog, Ints
-from offbeat.experience.door import Reason, Refusal
 from offbeat.experience.feedback import merge
 from offbeat.experience.index import NO_VERSION, Columns
-from offbeat.experience.ledger import Event, Happening, Ledger, settle
-from offbeat.experience.quarantine import Refused
+from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, settle
+from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason
 from offbeat.experience.rows import READ, groups_from, reward_figures
-from offbeat.experience.schema import digest, score_from
-from offbeat.experience.table import LogReadError
-from offbeat.experience.tables import Snapshot, Tables
+from offbeat.experience.schema import Snapshot, Tables, digest, score_from
 from offbeat.types import Group, Score, Unscorable
 
 Scores = dict[str, Score | Unscorable]
@@ -232,7 +230,7 @@ class LogReader:
         columns = ["group_id", "event", "step", "cause", "by"]
         happened = self.tables.events.scan(0, now.events, columns)
         events = (
-            Event(group, Happening(event), step, cause, by)
+            LedgerEvent(group, LedgerEventKind(event), step, cause, by)
             for group, event, step, cause, by in zip(*(happened[c].to_pylist() for c in columns), strict=True)
         )
         refusals = self.tables.quarantine.scan(0, now.quarantine, ["group_id", "reason"], "kind = 'group'")
@@ -243,13 +241,13 @@ class LogReader:
         conflicts = sum(row < now.groups for row in self._catalog.conflicting)
         return settle(stored, events, refused, repeated=self._catalog.repetitions(now), conflicts=conflicts)
 
-    def quarantined(self, snapshot: Snapshot | None = None) -> list[Refused]:
+    def quarantined(self, snapshot: Snapshot | None = None) -> list[QuarantineEntry]:
         """What the door refused, in commit order."""
         now = snapshot or self.snapshot()
         columns = ["group_id", "reason", "detail", "payload", "kind"]
         stored = self.tables.quarantine.scan(0, now.quarantine, columns)
         return [
-            Refused(group, Refusal(Reason(reason), detail), payload, kind)
+            QuarantineEntry(group, Refusal(RefusalReason(reason), detail), payload, kind)
             for group, reason, detail, payload, kind in zip(*(stored[c].to_pylist() for c in columns), strict=True)
         ]
 

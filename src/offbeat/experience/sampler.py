@@ -14,8 +14,7 @@ from typing import Final, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.experience.history import CLOSED, History
-from offbeat.experience.index import NO_VERSION, Columns, Index
+from offbeat.experience.index import CLOSED, NO_VERSION, Columns, DrawCounts, Index
 from offbeat.experience.modes import Mode, View, Walk
 from offbeat.types import Json
 
@@ -25,10 +24,10 @@ Cause = Literal["expired", "too-small", "zero-variance"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class SamplerLimits:
     """What holds for every mode.
 
-    >>> Limits(batch=64, max_lag=8).drop_zero_variance
+    >>> SamplerLimits(batch=64, max_lag=8).drop_zero_variance
     False
     """
 
@@ -95,7 +94,7 @@ class Sampler:
     """Fed with columns, asked for batches.
 
     >>> from offbeat.experience.modes import Fresh
-    >>> sampler = Sampler(Fresh(), Limits(batch=2, max_lag=4), seed=7)
+    >>> sampler = Sampler(Fresh(), SamplerLimits(batch=2, max_lag=4), seed=7)
     >>> sampler.feed(Columns(ordinal=[0, 1, 2], oldest_version=[0, 5, 6], task=[0] * 3, sources=[1] * 3,
     ...                      ripe=[True] * 3, completions=[8] * 3, scored=[8] * 3, reward_mean=[0.5] * 3,
     ...                      reward_std=[0.5] * 3, tokens=[2048] * 3))
@@ -106,10 +105,10 @@ class Sampler:
     2
     """
 
-    def __init__(self, mode: Mode, limits: Limits, seed: int) -> None:
+    def __init__(self, mode: Mode, limits: SamplerLimits, seed: int) -> None:
         self._mode, self._limits, self._seed = mode, limits, seed
         self._index = Index()
-        self._history = History()
+        self._history = DrawCounts()
         self._walk = Walk()
         self._k = -1
 
@@ -181,7 +180,7 @@ class Sampler:
                 "feed the columns of the checkpoint's snapshot first"
             )
         epoch, population, position, *deferred = cast(list[int], state["walk"])
-        self._history = History.from_runs(len(self._index), cast(list[list[int]], state["runs"]))
+        self._history = DrawCounts.from_runs(len(self._index), cast(list[list[int]], state["runs"]))
         self._walk = Walk(epoch, population, position, tuple(deferred)).ordered(self._seed)
         self._k = cast(int, state["k"])
 

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from offbeat.experience.index import NO_VERSION, Columns
+from offbeat.experience.lance_table import local_path
 from offbeat.experience.reader import LogReader
-from offbeat.experience.table import local_path
 
 RANGES: Final = 10
 """Lines that versions are gathered into where there are many."""

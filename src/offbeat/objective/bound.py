@@ -10,7 +10,7 @@ with c = 2 in the paper; with TV = ½·L1, as here, c = 1 holds too. It follows 
 import torch
 from torch import Tensor
 
-from offbeat.objective.advantages import EPSILON, advantages
+from offbeat.objective.credit import EPSILON, advantages
 from offbeat.objective.ratios import bounded_exp
 from offbeat.objective.spec import Advantage
 

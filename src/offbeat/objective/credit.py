@@ -1,14 +1,149 @@
 """From the rewards of whole groups to the credit of each completion: once per batch, before any forward pass."""
 
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from offbeat.objective.advantages import advantages, zero_variance
-from offbeat.objective.shaping import balancing_temperature, drop_surplus, exp_weights
-from offbeat.objective.spec import Objective
+from offbeat.objective.spec import Advantage, Objective
+
+EPSILON = 1e-4
+"""Keeps a division finite where all rewards of a group agree; P2's and TRL's value."""
+
+VARIANCE_TOLERANCE = 1e-12
+"""Relative to the rewards' square. Rewards that differ by a millionth are the same; == would part 0.1+0.2 and 0.3."""
+
+
+def advantages(
+    kind: Advantage, rewards_BG: Tensor, scored_BG: Tensor, *, prior_B2: Tensor | None = None, epsilon: float = EPSILON
+) -> Tensor:
+    """Advantages [B, G] of the given kind.
+
+    `prior_B2` holds, for `SHRUNK` alone, the pseudo-counts (right, wrong) known of each prompt beforehand.
+
+    >>> rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+    >>> advantages(Advantage.CENTRED, rewards, torch.ones_like(rewards, dtype=torch.bool))
+    tensor([[ 0.7500, -0.2500, -0.2500, -0.2500]])
+    """
+    _check(rewards_BG, scored_BG)
+    count_B1 = scored_BG.sum(-1, keepdim=True).clamp(min=1)
+    rewards_BG = torch.where(scored_BG, rewards_BG, 0.0)
+    # A rounded mean leaves equal rewards a little off zero, and dividing by a deviation near zero would blow that up.
+    contrast_BG = scored_BG & ~zero_variance(rewards_BG, scored_BG)[:, None]
+    centred_BG = torch.where(contrast_BG, rewards_BG - rewards_BG.sum(-1, keepdim=True) / count_B1, 0.0)
+    sum_squares_B1 = centred_BG.square().sum(-1, keepdim=True)
+    variance_B1 = sum_squares_B1 / count_B1
+    match kind:
+        case Advantage.CENTRED:
+            return centred_BG
+        case Advantage.WHITENED:
+            return centred_BG / (variance_B1 + epsilon).sqrt()
+        case Advantage.STD_POPULATION:
+            return centred_BG / (variance_B1.sqrt() + epsilon)
+        case Advantage.STD_SAMPLE:
+            return centred_BG / ((sum_squares_B1 / (count_B1 - 1).clamp(min=1)).sqrt() + epsilon)
+        case Advantage.LEAVE_ONE_OUT:
+            return centred_BG * count_B1 / (count_B1 - 1).clamp(min=1)
+        case Advantage.SHRUNK:
+            return centred_BG / (_posterior_variance(rewards_BG, count_B1, prior_B2) + epsilon).sqrt()
+
+
+def _posterior_variance(rewards_BG: Tensor, count_B1: Tensor, prior_B2: Tensor | None) -> Tensor:
+    """E[p(1-p)] for a success rate p ~ Beta(prior + what the group showed); rewards in [0, 1].
+
+    G samples of a hard prompt often show no variance at all; what is known of the prompt says there is some.
+    """
+    if prior_B2 is None:
+        raise ValueError("shrunk advantages need prior_B2: the (right, wrong) pseudo-counts of each prompt")
+    right_B1 = prior_B2[:, :1] + rewards_BG.sum(-1, keepdim=True)
+    wrong_B1 = prior_B2[:, 1:] + count_B1 - rewards_BG.sum(-1, keepdim=True)
+    total_B1 = right_B1 + wrong_B1
+    return right_B1 * wrong_B1 / (total_B1 * (total_B1 + 1))
+
+
+def zero_variance(rewards_BG: Tensor, scored_BG: Tensor) -> Tensor:
+    """[B]: whether all scored rewards of the group are the same, up to `VARIANCE_TOLERANCE`.
+
+    >>> zero_variance(torch.tensor([[0.3, 0.1 + 0.2], [0.0, 1.0]]), torch.ones(2, 2, dtype=torch.bool))
+    tensor([ True, False])
+    """
+    _check(rewards_BG, scored_BG)
+    count_B = scored_BG.sum(-1).clamp(min=1)
+    rewards_BG = torch.where(scored_BG, rewards_BG, 0.0)
+    deviations_BG = torch.where(scored_BG, rewards_BG - (rewards_BG.sum(-1) / count_B)[:, None], 0.0)
+    squares_B, variance_B = (x.square().sum(-1) / count_B for x in (rewards_BG, deviations_BG))
+    return variance_B <= VARIANCE_TOLERANCE * (1 + squares_B)
+
+
+def _check(rewards_BG: Tensor, scored_BG: Tensor) -> None:
+    if rewards_BG.ndim != 2 or rewards_BG.shape != scored_BG.shape:
+        raise ValueError(f"rewards {tuple(rewards_BG.shape)} and scored {tuple(scored_BG.shape)} must both be [B, G]")
+    if not rewards_BG.is_floating_point() or scored_BG.dtype != torch.bool:
+        raise ValueError(f"rewards must be floating point and scored bool, not {rewards_BG.dtype}, {scored_BG.dtype}")
+
+
+def drop_surplus(rewards_BG: Tensor, scored_BG: Tensor, seeds: Sequence[int]) -> Tensor:
+    """RED-Drop: keep [B, G], with as many answers below the group's mean left out as outnumber the others.
+
+    Which ones is drawn uniformly from the group's own seed. A group of equal rewards loses nothing.
+
+    >>> rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+    >>> drop_surplus(rewards, torch.ones_like(rewards, dtype=torch.bool), seeds=[7]).sum()
+    tensor(2)
+    """
+    if len(seeds) != len(rewards_BG):
+        raise ValueError(f"{len(seeds)} seeds for {len(rewards_BG)} groups: give one per group")
+    kept_BG = scored_BG.clone()
+    rewards_BG = torch.where(scored_BG, rewards_BG, 0.0)
+    means_B = rewards_BG.sum(-1) / scored_BG.sum(-1).clamp(min=1)
+    # A mean of equal rewards may round above them all; nobody is below it for that.
+    below_BG = scored_BG & (rewards_BG < means_B[:, None] - 1e-6)
+    for group, seed in enumerate(seeds):
+        below = below_BG[group].nonzero().flatten().tolist()
+        surplus = 2 * len(below) - int(scored_BG[group].sum())
+        if surplus > 0:
+            kept_BG[group, random.Random(seed).sample(below, surplus)] = False
+    return kept_BG
+
+
+def exp_weights(advantages: Tensor, temperature: float, cap: float) -> Tensor:
+    """RED-Weight: exp(A/T), the exponent cut off at `cap`.
+
+    >>> exp_weights(torch.tensor([0.0, 1e6]), temperature=1.0, cap=10.0)
+    tensor([1.0000e+00, 2.2026e+04])
+    """
+    return (advantages / temperature).clamp(max=cap).exp()
+
+
+def balancing_temperature(
+    advantages_N: Tensor, lengths_N: Tensor, *, lowest: float = 0.8, highest: float = 100.0, cap: float = 10.0
+) -> float:
+    """The T in [lowest, highest] at which Σ A·exp(A/T)·length is as near zero as it gets.
+
+    A batch whose tokens are pushed up on balance needs no rebalancing and gets `highest`. Otherwise the sum falls
+    with T, and bisection (in log T) finds where it changes sign.
+
+    >>> T = balancing_temperature(torch.tensor([0.75, -0.25]), torch.tensor([10, 40]))
+    >>> round(T, 3)  # 0.75·10·exp(.75/T) = 0.25·40·exp(-.25/T)
+    3.476
+    """
+    advantages_N, lengths_N = advantages_N.double(), lengths_N.double()
+
+    def push(temperature: float) -> float:
+        return float((advantages_N * exp_weights(advantages_N, temperature, cap) * lengths_N).sum())
+
+    if float((advantages_N * lengths_N).sum()) >= 0 or push(highest) >= 0:
+        return highest
+    if push(lowest) <= 0:
+        return lowest
+    low, high = math.log(lowest), math.log(highest)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if push(math.exp(middle)) > 0 else (low, middle)
+    return math.exp(low)
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,97 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offbeat.objective.aggregate import Counts, aggregate
-from offbeat.objective.gates import passes
 from offbeat.objective.ratios import bounded_exp, importance_weights, linear_exp, log_ratios
 from offbeat.objective.spec import (
     KL,
     Aggregate,
+    CentredBand,
+    Gate,
     KLEstimator,
     Level,
     Need,
+    NoGate,
     Objective,
+    OneSide,
     Regularizer,
+    Ring,
+    TwoSide,
 )
 from offbeat.types import UNKNOWN, Unknown
+
+
+def passes(gate: Gate, ratios_NT: Tensor, advantages_N1: Tensor, proximal_ratios_NT: Tensor | None = None) -> Tensor:
+    """Whether each token passes, [N, T] bool. `proximal_ratios_NT` = π_k/α is what `CentredBand` is centred on.
+
+    >>> ratios = torch.tensor([[0.7, 1.0, 1.3]])
+    >>> passes(OneSide(0.2, 0.2), ratios, torch.tensor([[1.0]]))
+    tensor([[ True,  True, False]])
+    >>> passes(OneSide(0.2, 0.2), ratios, torch.tensor([[-1.0]]))
+    tensor([[False,  True,  True]])
+    """
+    up, down = advantages_N1 >= 0, advantages_N1 <= 0
+    match gate:
+        case NoGate():
+            return torch.ones_like(ratios_NT, dtype=torch.bool)
+        case OneSide(low, high):
+            return (up & (ratios_NT <= 1 + high)) | (down & (ratios_NT >= 1 - low))
+        case TwoSide(low, high):
+            return _within(ratios_NT, low, high)
+        case Ring(low, high, outer_low, outer_high):
+            comes_back = (up & (ratios_NT <= 1 - outer_low)) | (down & (ratios_NT >= 1 + outer_high))
+            return _within(ratios_NT, low, high) | comes_back
+        case CentredBand(width):
+            if proximal_ratios_NT is None:
+                raise ValueError("a centred band needs proximal_ratios_NT, the ratios π_k/α it is centred on")
+            above = ratios_NT <= proximal_ratios_NT + width
+            below = ratios_NT >= (proximal_ratios_NT - width).clamp(min=0)
+            return (up & above) | (down & below)
+
+
+def _within(ratios_NT: Tensor, low: float, high: float) -> Tensor:
+    return (ratios_NT >= 1 - low) & (ratios_NT <= 1 + high)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the loss is divided by. Add up those of all micro-batches and ranks before the first backward pass.
+
+    >>> Counts(tokens=300, sequences=4) + Counts(tokens=100, sequences=4)
+    Counts(tokens=400, sequences=8)
+    """
+
+    tokens: int
+    sequences: int
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(self.tokens + other.tokens, self.sequences + other.sequences)
+
+
+def counts(mask_NT: Tensor) -> Counts:
+    """Tokens under the mask, and completions that have any."""
+    return Counts(int(mask_NT.sum()), int(mask_NT.any(-1).sum()))
+
+
+def aggregate(
+    kind: Aggregate, values_NT: Tensor, mask_NT: Tensor, total: Counts, *, length_limit: int | None = None
+) -> Tensor:
+    """The share these rows have in the batch's aggregate. `values_NT` must be 0 where masked.
+
+    >>> import torch
+    >>> values, mask = torch.tensor([[1.0, 1.0, 1.0], [6.0, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
+    >>> [float(aggregate(kind, values, mask, counts(mask), length_limit=9)) for kind in Aggregate]
+    [2.25, 3.5, 4.5, 0.5]
+    """
+    if kind is Aggregate.TOKEN_MEAN:
+        return values_NT.sum() / max(total.tokens, 1)
+    per_sequence = values_NT.sum(-1)
+    if kind is Aggregate.SEQUENCE_MEAN_TOKEN_MEAN:
+        per_sequence = per_sequence / mask_NT.sum(-1).clamp(min=1)
+    if kind is Aggregate.CONSTANT:
+        if length_limit is None:
+            raise ValueError("aggregate 'constant' divides by the length limit: give length_limit")
+        per_sequence = per_sequence / length_limit
+    return per_sequence.sum() / max(total.sequences, 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +162,7 @@ class Loss:
 def policy_loss(objective: Objective, streams: Streams, total: Counts, *, length_limit: int | None = None) -> Loss:
     """These completions' share of the batch's loss; `total` counts the whole batch, over all micro-batches and ranks.
 
-    >>> from offbeat.objective.aggregate import counts
+    >>> from offbeat.objective.losses import counts
     >>> from offbeat.objective.presets import PRESETS
     >>> logprobs, mask = torch.full((2, 3), -1.0, requires_grad=True), torch.ones(2, 3, dtype=torch.bool)
     >>> streams = Streams(logprobs, logprobs.detach(), UNKNOWN, UNKNOWN, torch.tensor([1.0, -1.0]), torch.ones(2), mask)

@@ -11,8 +11,7 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
 from offbeat.report.groups import Answer, Shown
-from offbeat.report.visible import cut, visible
-from offbeat.report.words import signed
+from offbeat.report.words import cut, signed, visible
 
 NARROWEST: Final = 24
 """Columns that a completion needs to be read."""

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from offbeat.config import Config
 from offbeat.experience.index import NO_VERSION, Columns
+from offbeat.experience.lance_table import exists
 from offbeat.experience.ledger import Fate, GroupFate, Ledger
 from offbeat.experience.reader import LogReader
-from offbeat.experience.table import exists
 from offbeat.objective.spec import Advantage, Objective
 from offbeat.run.directory import RunDirectory
 from offbeat.seeds import derive
@@ -76,7 +76,7 @@ class Wanted:
     """Tokens of the longest completion."""
 
 
-class Groups:
+class RunGroups:
     """The groups of one run, its books, and its objective's view of them."""
 
     def __init__(self, reader: LogReader, objective: Objective, seed: int, decode: Decoder) -> None:
@@ -90,7 +90,7 @@ class Groups:
         self.ids = self._in_order()
 
     @classmethod
-    def of(cls, directory: RunDirectory, config: Config) -> "Groups | None":
+    def of(cls, directory: RunDirectory, config: Config) -> "RunGroups | None":
         """Of a run directory; None where it has no experience log yet."""
         place = config.run.experience or str(directory.experience)
         if not exists(f"{place.rstrip('/')}/groups.lance"):

@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from offbeat.events import ROUTINE, EventKind
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.types import Json
 
-ROUTINE: Final = ("step", "published", "evaluated", "saved", "foretold", "ended", "worker ready")
-"""Kinds of events that come in every run; all others are for a person to read."""
-
 LARGEST: Final = 1e100
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """How far a run has come."""
 
     FINISHED = "finished"
@@ -53,7 +51,7 @@ class Publish:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationPoint:
     """Pass rates of the policy after a step: (value, low, high) by name."""
 
     step: int
@@ -72,12 +70,12 @@ class Note:
 
 
 @dataclass(frozen=True)
-class History:
+class RunHistory:
     """All of it."""
 
     steps: Sequence[Step] = ()
     publishes: Sequence[Publish] = ()
-    evaluations: Sequence[Evaluation] = ()
+    evaluations: Sequence[EvaluationPoint] = ()
     notes: Sequence[Note] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By phase, over all processes that drove the run."""
@@ -90,7 +88,7 @@ class History:
         """Steps that have the metric, and its values.
 
         >>> one = Step(1, {"loss": 0.5}, {}, [], {})
-        >>> History(steps=[one]).series("loss"), History(steps=[one]).series("ess")
+        >>> RunHistory(steps=[one]).series("loss"), RunHistory(steps=[one]).series("ess")
         (([1.0], [0.5]), ([], []))
         """
         found = [(one.step, one.metrics[metric]) for one in self.steps if metric in one.metrics]
@@ -102,7 +100,7 @@ class History:
         return self.steps[-1].step if self.steps else 0
 
 
-def history_of(events: Iterable[Mapping[str, Json]]) -> History:
+def history_of(events: Iterable[Mapping[str, Json]]) -> RunHistory:
     """Events of one journal, put in order.
 
     >>> made = [{"at": float(s), "step": s, "kind": "step", "metrics": {"loss": 1.0}} for s in (1, 2, 3)]
@@ -123,7 +121,7 @@ class _Telling:
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.publishes: list[Publish] = []
-        self.evaluations: list[Evaluation] = []
+        self.evaluations: list[EvaluationPoint] = []
         self.notes: list[Note] = []
         self.ended: str | None = None
         self._seconds: list[dict[str, float]] = []
@@ -131,7 +129,7 @@ class _Telling:
 
     def hear(self, event: Mapping[str, Json]) -> None:
         kind, at, step = event.get("kind"), _number(event.get("at")), _whole(event.get("step"))
-        if kind in ("foretold", "resumed") or not self._times:  # the first words of a process
+        if kind in (EventKind.ESTIMATED, EventKind.RESUMED) or not self._times:  # the first words of a process
             self._seconds.append({})
             self._times.append((at or 0.0, at or 0.0))
             self.ended = None
@@ -139,16 +137,16 @@ class _Telling:
             self._times[-1] = (self._times[-1][0], at)
         if seconds := _numbers(event.get("seconds")):
             self._seconds[-1] = seconds
-        if kind == "resumed":
+        if kind == EventKind.RESUMED:
             self._rewind(step)
-        if kind == "step":
+        if kind == EventKind.STEP:
             self.steps.append(_step(step, event))
-        elif kind == "published":
+        elif kind == EventKind.PUBLISHED:
             how = str(event.get("how", ""))
             self.publishes.append(Publish(step, str(event.get("why", "")), how, _number(event.get("bytes")) or 0.0))
-        elif kind == "evaluated":
+        elif kind == EventKind.EVALUATED:
             self.evaluations.append(_evaluation(step, event))
-        elif kind == "ended":
+        elif kind == EventKind.ENDED:
             self.ended = str(event.get("why", ""))
         elif kind not in ROUTINE:
             self.notes.append(_note(step, str(kind), event))
@@ -158,13 +156,13 @@ class _Telling:
         self.publishes = [one for one in self.publishes if one.version <= step]
         self.evaluations = [one for one in self.evaluations if one.step <= step]
 
-    def told(self) -> History:
+    def told(self) -> RunHistory:
         seconds: dict[str, float] = {}
         for part in self._seconds:
             for phase, spent in part.items():
                 seconds[phase] = seconds.get(phase, 0.0) + spent
         wall = sum(end - begin for begin, end in self._times)
-        return History(self.steps, self.publishes, self.evaluations, self.notes, seconds, wall, self.ended)
+        return RunHistory(self.steps, self.publishes, self.evaluations, self.notes, seconds, wall, self.ended)
 
 
 def _step(step: int, event: Mapping[str, Json]) -> Step:
@@ -182,12 +180,12 @@ def _step(step: int, event: Mapping[str, Json]) -> Step:
     )
 
 
-def _evaluation(step: int, event: Mapping[str, Json]) -> Evaluation:
+def _evaluation(step: int, event: Mapping[str, Json]) -> EvaluationPoint:
     estimates = {}
     for name, value in event.items():
         if isinstance(value, list) and len(value) == 3 and None not in (three := [_number(one) for one in value]):
             estimates[name] = (three[0] or 0.0, three[1] or 0.0, three[2] or 0.0)
-    return Evaluation(step, estimates, _whole(event.get("prompts")))
+    return EvaluationPoint(step, estimates, _whole(event.get("prompts")))
 
 
 def _note(step: int, kind: str, event: Mapping[str, Json]) -> Note:
@@ -198,18 +196,18 @@ def _note(step: int, kind: str, event: Mapping[str, Json]) -> Note:
         says = str(event.get("says", event.get("why", "")))
     who = [str(event[name]) for name in ("worker", "rank", "pool") if name in event]
     says = ": ".join(part for part in (*who, says) if part)
-    if kind == "alarm":
+    if kind == EventKind.ALARM:
         kind = f"alarm, {event.get('action', 'warn')}"
     return Note(step, kind, says, [str(one) for one in groups] if isinstance(groups, list | dict) else [])
 
 
-def state_of(directory: RunDirectory, history: History, steps: int) -> State:
+def state_of(directory: RunDirectory, history: RunHistory, steps: int) -> RunState:
     """How far the run has come; `steps` is how far it was to go."""
     if _driven(directory):
-        return State.PAUSED if directory.pause.exists() else State.RUNNING
+        return RunState.PAUSED if directory.pause.exists() else RunState.RUNNING
     if history.ended is None:
-        return State.BROKEN_OFF
-    return State.STOPPED if history.ended and history.last_step < steps else State.FINISHED
+        return RunState.BROKEN_OFF
+    return RunState.STOPPED if history.ended and history.last_step < steps else RunState.FINISHED
 
 
 def _driven(directory: RunDirectory) -> bool:
@@ -224,9 +222,9 @@ def _driven(directory: RunDirectory) -> bool:
     return False
 
 
-def read_history(directory: RunDirectory) -> History:
+def read_history(directory: RunDirectory) -> RunHistory:
     """Of the run in this directory, also while it goes on."""
-    return history_of(read(directory.events)) if directory.events.exists() else History()
+    return history_of(read(directory.events)) if directory.events.exists() else RunHistory()
 
 
 def _number(value: Json) -> float | None:

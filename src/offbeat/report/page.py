@@ -17,13 +17,13 @@ from offbeat import __version__
 from offbeat.config import Config
 from offbeat.metrics import METRICS
 from offbeat.report import comparison, panels, words
+from offbeat.report.comparison import flat, pooled
 from offbeat.report.groups import Shown, contrast
-from offbeat.report.history import State
+from offbeat.report.history import RunState
+from offbeat.report.live import verdict
 from offbeat.report.plot import Plot, draw, draw_stack
-from offbeat.report.pools import flat, pooled
-from offbeat.report.record import Record
-from offbeat.report.visible import cut, pieces, visible
-from offbeat.run.live import verdict
+from offbeat.report.record import RunRecord
+from offbeat.report.words import cut, pieces, visible
 from offbeat.types import Json
 
 MOST_TEXT: Final = 700
@@ -33,19 +33,19 @@ MOST_ANSWERS: Final = 8
 
 def write_report(paths: Sequence[Path], out: Path) -> str:
     """One page about these runs, which appears when it is complete; returns its conclusion."""
-    runs = [Record.of(path) for path in paths]
+    runs = [RunRecord.of(path) for path in paths]
     part = out.with_name(out.name + ".part")
     part.write_text(render(runs), encoding="utf-8")
     part.replace(out)
     return words.conclusion(runs[0]) if len(runs) == 1 else compared(runs).conclusion
 
 
-def compared(runs: Sequence[Record]) -> comparison.Comparison:
+def compared(runs: Sequence[RunRecord]) -> comparison.Comparison:
     """Several runs, seeds pooled."""
     return comparison.compare(pooled([(run.name, run.config, run) for run in runs]))
 
 
-def render(runs: Sequence[Record]) -> str:
+def render(runs: Sequence[RunRecord]) -> str:
     """The page."""
     environment = Environment(
         loader=PackageLoader("offbeat.report", "."),
@@ -71,11 +71,11 @@ def render(runs: Sequence[Record]) -> str:
 class _RunView:
     """A run as the template asks for it."""
 
-    def __init__(self, run: Record) -> None:
+    def __init__(self, run: RunRecord) -> None:
         self.run, self.history, self.config = run, run.history, run.config
         self.conclusion = words.conclusion(run)
         self.standing = words.standing(run)
-        self.warn = run.state in (State.BROKEN_OFF, State.PAUSED) or bool(run.imbalance)
+        self.warn = run.state in (RunState.BROKEN_OFF, RunState.PAUSED) or bool(run.imbalance)
         self.learning = list(panels.learning(run))
         self.lag_and_drift = list(panels.lag_and_drift(run))
         self.by_lag = panels.by_lag(run)
@@ -112,7 +112,7 @@ class _RunView:
         return MOST_ANSWERS
 
 
-def _tiles(run: Record) -> list[tuple[str, str, str]]:
+def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     history, last = run.history, run.history.evaluations[-1] if run.history.evaluations else None
     tiles = [("step", f"{history.last_step}", f"of {run.config.steps}")]
     if last is not None and "pass@1" in last.estimates:

@@ -8,9 +8,8 @@ import numpy as np
 
 from offbeat.metrics import METRICS
 from offbeat.report.history import Note
-from offbeat.report.improvement import in_words
 from offbeat.report.plot import Plot, Series
-from offbeat.report.record import Record
+from offbeat.report.record import RunRecord, in_words
 from offbeat.report.words import size
 
 BY_LAG = ("drift_tv_token", "ess", "gate_stopped_up", "gate_stopped_down")
@@ -18,7 +17,7 @@ SMOOTH = 20
 """The running mean of training reward is over a twentieth of the run."""
 
 
-def learning(run: Record) -> Iterator[Plot]:
+def learning(run: RunRecord) -> Iterator[Plot]:
     """What it came to: pass rates, rewards, and whether improvement was foreseen."""
     yield pass_rates(run)
     steps, rewards = run.history.series("reward_mean")
@@ -31,7 +30,7 @@ def learning(run: Record) -> Iterator[Plot]:
     yield improvement(run)
 
 
-def pass_rates(run: Record) -> Plot:
+def pass_rates(run: RunRecord) -> Plot:
     """Evaluations with their intervals."""
     found = [(one.step, one.estimates["pass@1"]) for one in run.history.evaluations if "pass@1" in one.estimates]
     prompts = run.history.evaluations[-1].prompts if found else 0
@@ -43,7 +42,7 @@ def pass_rates(run: Record) -> Plot:
     return Plot("pass@1", [series], note=note, marks=(), y_range=(0, 1))
 
 
-def improvement(run: Record) -> Plot:
+def improvement(run: RunRecord) -> Plot:
     """Predicted against realised at each publish."""
     found = run.improvements()
     if found:
@@ -68,7 +67,7 @@ def improvement(run: Record) -> Plot:
     )
 
 
-def lag_and_drift(run: Record) -> Iterator[Plot]:
+def lag_and_drift(run: RunRecord) -> Iterator[Plot]:
     """Over time, with publishes marked."""
     history = run.history
     marks = [float(one.version) for one in history.publishes if one.version > 0]
@@ -99,7 +98,7 @@ def lag_and_drift(run: Record) -> Iterator[Plot]:
         )
 
 
-def sync_bytes(run: Record) -> Plot:
+def sync_bytes(run: RunRecord) -> Plot:
     """What each publish wrote."""
     kinds = list(dict.fromkeys(one.how for one in run.history.publishes))
     series = []
@@ -116,7 +115,7 @@ def sync_bytes(run: Record) -> Plot:
 
 
 @dataclass(frozen=True)
-class Reason:
+class PublishReasonRow:
     """Publishes made for one reason, in one way."""
 
     why: str
@@ -126,12 +125,12 @@ class Reason:
     """Mean."""
 
 
-def reasons(run: Record) -> list[Reason]:
+def reasons(run: RunRecord) -> list[PublishReasonRow]:
     """Why versions were published and how they were written."""
     gathered: dict[tuple[str, str], list[float]] = {}
     for one in run.history.publishes:
         gathered.setdefault((one.why, one.how), []).append(one.bytes)
-    return [Reason(why, how, len(each), sum(each) / len(each)) for (why, how), each in gathered.items()]
+    return [PublishReasonRow(why, how, len(each), sum(each) / len(each)) for (why, how), each in gathered.items()]
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class Fared:
     tokens: float
 
 
-def fared(run: Record) -> list[Fared]:
+def fared(run: RunRecord) -> list[Fared]:
     """Generated, trained and dropped side by side: whether what is dropped differs from what is trained on."""
     if run.groups is None or not len(run.groups):
         return []
@@ -167,7 +166,7 @@ class LagRow:
     values: Sequence[float | None]
 
 
-def by_lag(run: Record) -> list[LagRow]:
+def by_lag(run: RunRecord) -> list[LagRow]:
     """Gates, drift and effective sample size by lag; columns as in `BY_LAG`."""
     buckets = {bucket for one in run.history.steps for bucket in one.by_lag}
     rows = []

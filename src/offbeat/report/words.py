@@ -1,11 +1,66 @@
 """What a run comes to, in one sentence."""
 
-from offbeat.report.history import History, State
-from offbeat.report.record import Record
-from offbeat.run.live import verdict
+import unicodedata
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final
+
+from offbeat.report.history import RunHistory, RunState
+from offbeat.report.live import verdict
+from offbeat.report.record import RunRecord
+
+MOST_ALIKE: Final = 3
+MOST_MARKS: Final = 4
+"""On one letter; no writing system needs more."""
 
 
-def conclusion(run: Record) -> str:
+def pieces(text: str) -> Iterator[tuple[str, bool]]:
+    """Runs of the text, each with whether it is plain; control characters and direction marks are spelled out.
+
+    So are marks that would be piled on one letter until they cover the lines above. The same many times over is
+    counted.
+
+    >>> list(pieces("42\\x1b[2J\\u202e\\nnext"))
+    [('42', True), ('\\\\x1b', False), ('[2J', True), ('\\\\u202e', False), ('\\nnext', True)]
+    """
+    for plain, run in groupby(zip(text, _plain(text), strict=True), lambda pair: pair[1]):
+        written = "".join(c for c, _ in run)
+        yield (written if plain else "".join(_spelled(c, len(list(same))) for c, same in groupby(written))), plain
+
+
+def _spelled(character: str, times: int) -> str:
+    """Its escape, and how often, where that is shorter."""
+    name = ascii(character)[1:-1]
+    return name * times if times <= MOST_ALIKE else f"{name}×{times}"
+
+
+def _plain(text: str) -> Iterator[bool]:
+    """Of each character."""
+    marks = 0
+    for c in text:
+        marks = marks + 1 if unicodedata.category(c) in ("Mn", "Me") else 0
+        yield (c.isprintable() or c == "\n") and marks <= MOST_MARKS
+
+
+def visible(text: str) -> str:
+    """The whole text, harmless in a page and in a terminal; lines stay lines.
+
+    >>> visible("42\\x07"), visible("42" + "\\x00" * 500)
+    ('42\\\\x07', '42\\\\x00×500')
+    """
+    return "".join(piece for piece, _ in pieces(text))
+
+
+def cut(text: str, most: int) -> tuple[str, int]:
+    """At most so many characters, and how many were left out.
+
+    >>> cut("abcdef", 4), cut("abc", 4)
+    (('abcd', 2), ('abc', 0))
+    """
+    return text[:most], max(0, len(text) - most)
+
+
+def conclusion(run: RunRecord) -> str:
     """The sentence at the top of a report."""
     history = run.history
     if not history.steps:
@@ -14,15 +69,15 @@ def conclusion(run: Record) -> str:
     parts = [f"{learned(history)} in {_count(steps, 'step')} with {_count(publishes, 'publish', 'publishes')}"]
     parts.append(verdict(history.seconds).split(":")[0] if history.seconds else "time not measured")
     parts.append("the books do not balance" if run.imbalance else "books balance")
-    if run.state is not State.FINISHED:
+    if run.state is not RunState.FINISHED:
         parts.append(standing(run))
     return "; ".join(parts) + "."
 
 
-def learned(history: History) -> str:
+def learned(history: RunHistory) -> str:
     """From where to where: by evaluations if there are two, otherwise by training reward.
 
-    >>> learned(History())
+    >>> learned(RunHistory())
     'Nothing measured'
     """
     measured = [(one.step, one.estimates["pass@1"]) for one in history.evaluations if "pass@1" in one.estimates]
@@ -41,22 +96,22 @@ def learned(history: History) -> str:
     return f"Training reward from {first_tenth:.2f} to {last_tenth:.2f} (no evaluations)"
 
 
-def standing(run: Record) -> str:
+def standing(run: RunRecord) -> str:
     """How far a run that is not finished has come.
 
     A stopped run's reason is in its journal; one that was killed left none.
     """
     at = f"at step {run.history.last_step} of {run.config.steps}"
     match run.state:
-        case State.RUNNING:
+        case RunState.RUNNING:
             return f"still running, {at}"
-        case State.PAUSED:
+        case RunState.PAUSED:
             return f"paused {at} (remove the file ‘pause’ to let it go on)"
-        case State.STOPPED:
+        case RunState.STOPPED:
             return f"stopped {at}: {run.history.ended}"
-        case State.BROKEN_OFF:
+        case RunState.BROKEN_OFF:
             return f"broken off {at} (‘offbeat resume’ goes on from its last checkpoint)"
-        case State.FINISHED:
+        case RunState.FINISHED:
             return f"finished {at}"
 
 

@@ -2,7 +2,7 @@
 
     await engine.load(12, weights)                    # all of a version or an error, never a mixture
     [answers] = await engine.generate([request])      # a whole group, with log-probs and version spans
-    [logprobs] = await engine.score([token_ids])      # of given tokens: how a probe is checked
+    [logprobs] = await engine.logprobs([token_ids])      # of given tokens: how a probe is checked
 
 Engines know nothing of logs, tasks or loops. `hf.py` and `vllm.py` are real, `scripted.py` is for tests.
 """
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 Weights = Iterable[tuple[str, "Tensor"]]
 """Names and tensors as in a Hugging Face state dict, on the host. A tied head may be left out."""
-
-
-class EngineDead(RuntimeError):
-    """The engine cannot be used any more: close it and make another."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ class Engine(Protocol):
         cover the completion and never decrease. Where the caller is cancelled, so is the generation.
         """
 
-    async def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """For each sequence of n tokens the n − 1 log-probs of its tokens after the first, at temperature 1."""
 
     async def load(self, version: int, weights: Weights) -> None:

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.rollout.engine import EngineDead, Request, Weights
-from offbeat.rollout.vllm_settings import environment, import_vllm, sampling_params, scoring_params, start_llm
+from offbeat.errors import EngineDead
+from offbeat.rollout.engine import Request, Weights
+from offbeat.rollout.vllm_settings import environment, import_vllm, logprob_params, sampling_params, start_llm
 from offbeat.rollout.vllm_worker import GRACE, SharedWeights, fitting, saved_shapes
 from offbeat.seeds import derive
 from offbeat.types import Completion, Finish, VersionSpan
@@ -139,7 +140,7 @@ class VllmEngine:
         done = iter(await self._while_alive(_all(jobs)))
         return [tuple(itertools.islice(done, request.size)) for request in requests]
 
-    async def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """See `Engine`. vLLM cannot but generate one token more, so sequences end one short of `max_model_len`."""
         for sequence in sequences:
             self._check_room(len(sequence) + 1)
@@ -217,7 +218,7 @@ class VllmEngine:
         )
 
     async def _score(self, sequence: Sequence[int]) -> NDArray[np.float32]:
-        *_, output = await self._run(list(sequence), scoring_params())
+        *_, output = await self._run(list(sequence), logprob_params())
         assert output.prompt_logprobs is not None
         return np.array(output.prompt_logprobs.logprobs, np.float32)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from offbeat.environment import environment_of
+from offbeat.imports import environment_of
 from offbeat.rollout.engine import Sampling
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def sampling_params(sampling: Sampling, seed: int) -> "SamplingParams":
     )
 
 
-def scoring_params() -> "SamplingParams":
+def logprob_params() -> "SamplingParams":
     """For the log-probs of given tokens; the one token that vLLM insists on generating is thrown away."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind

@@ -4,19 +4,17 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from offbeat.errors import DeadlinePassed
+
 T = TypeVar("T")
 
 
-class Late(TimeoutError):
-    """A deadline passed; the message names what was waited for, and for how long."""
-
-
 async def within(seconds: float, what: str, work: Awaitable[T]) -> T:
-    """The result, or `Late`.
+    """The result, or `DeadlinePassed`.
 
     >>> asyncio.run(within(0.01, "weights v12 on worker 3", asyncio.sleep(60)))
     Traceback (most recent call last):
-    offbeat.rollout.waits.Late: waited 0.01 s for weights v12 on worker 3
+    offbeat.errors.DeadlinePassed: waited 0.01 s for weights v12 on worker 3
     """
     deadline = asyncio.timeout(seconds)
     try:
@@ -25,7 +23,7 @@ async def within(seconds: float, what: str, work: Awaitable[T]) -> T:
     except TimeoutError:
         if not deadline.expired():  # a timeout of the work itself is its own
             raise
-        raise Late(f"waited {seconds:g} s for {what}") from None
+        raise DeadlinePassed(f"waited {seconds:g} s for {what}") from None
 
 
 async def uninterrupted(work: Awaitable[T]) -> T:

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from offbeat.experience.ledger import Event, Happening
+from offbeat.errors import DeadlinePassed, EngineDead, ProbeFailed, WorkerFailed
+from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog, Receipt
-from offbeat.rollout.engine import Engine, EngineDead
-from offbeat.rollout.groups import GroupMaker
-from offbeat.rollout.leases import Lease, Prompts
-from offbeat.rollout.probe import ProbeFailed, Prober, Verdict
-from offbeat.rollout.waits import Late, uninterrupted, within
+from offbeat.rollout.engine import Engine
+from offbeat.rollout.generation import GroupMaker
+from offbeat.rollout.parity import Prober, ProbeVerdict
+from offbeat.rollout.prompt_leases import PromptLease, Prompts
+from offbeat.rollout.waits import uninterrupted, within
 from offbeat.types import Group
 from offbeat.weights.probe import Probe
 
@@ -46,10 +47,6 @@ class Status(StrEnum):
     QUARANTINED = "quarantined"
     """Its engine failed the probe and loads again from an anchor."""
     STOPPED = "stopped"
-
-
-class WorkerFailed(RuntimeError):
-    """The worker cannot go on: it says why and what to do."""
 
 
 class Policies(Protocol):
@@ -81,7 +78,7 @@ class Pace:
 
 
 @dataclass
-class Tally:
+class WorkerTally:
     """What a worker has done."""
 
     groups: int = 0
@@ -125,8 +122,8 @@ class Worker:
             log: Where they go.
             pace: How much at once.
         """
-        self.name, self.status, self.tally = name, Status.STALE, Tally()
-        self.verdict: Verdict | None = None
+        self.name, self.status, self.tally = name, Status.STALE, WorkerTally()
+        self.verdict: ProbeVerdict | None = None
         self._start_engine, self._policies, self._prompts = start_engine, policies, prompts
         self._maker, self._log, self._pace = maker, log, pace or Pace()
         self._engine: Engine | None = None
@@ -215,7 +212,7 @@ class Worker:
         self._proven.set()
         await self._prompts.serving(self.name, version)
 
-    async def rollout(self, leases: Sequence[Lease]) -> list[Group]:
+    async def rollout(self, leases: Sequence[PromptLease]) -> list[Group]:
         """Groups for these prompts, in the log. Whatever goes wrong, the prompts are given back first."""
         ids = [lease.group_id for lease in leases]
         try:
@@ -223,7 +220,7 @@ class Worker:
             engine, _ = self._serving()
             taints = self._taints
             what = f"{len(leases)} groups from worker {self.name}"
-            started = asyncio.create_task(self._record(ids, Happening.STARTED))
+            started = asyncio.create_task(self._record(ids, LedgerEventKind.STARTED))
             try:
                 groups = await self._promptly(self._pace.call_seconds, what, self._maker.make(engine, leases))
                 await self._proven.wait()
@@ -249,10 +246,10 @@ class Worker:
 
     async def _give_back(self, ids: Sequence[str]) -> None:
         await self._prompts.give_back(ids)
-        await self._record(ids, Happening.LOST, cause="given back")
+        await self._record(ids, LedgerEventKind.LOST, cause="given back")
 
-    async def _record(self, ids: Sequence[str], event: Happening, cause: str = "") -> None:
-        events = [Event(group_id, event, cause=cause, by=self.name) for group_id in ids]
+    async def _record(self, ids: Sequence[str], event: LedgerEventKind, cause: str = "") -> None:
+        events = [LedgerEvent(group_id, event, cause=cause, by=self.name) for group_id in ids]
         await asyncio.to_thread(self._log.record, events)
 
     async def _lane(self) -> None:
@@ -302,13 +299,13 @@ class Worker:
 
         try:
             return await within(self._pace.start_seconds, f"the first weights for worker {self.name}", appears())
-        except Late as late:
+        except DeadlinePassed as late:
             raise WorkerFailed(f"{late}: is a trainer publishing to this weight log?") from None
 
     async def _promptly(self, seconds: float, what: str, work: Awaitable[T]) -> T:
         try:
             return await within(seconds, what, work)
-        except Late as late:
+        except DeadlinePassed as late:
             raise EngineDead(f"{late}: it is stuck") from None
 
     async def _probe(self, version: int) -> Probe:

@@ -43,10 +43,10 @@ class Admission(Protocol):
 
 
 @dataclass(frozen=True)
-class Lockstep:
+class LockstepAdmission:
     """Exactly what the batch needs, by the newest version.
 
-    >>> Lockstep().room(Progress(k=12, published=10, waiting=0, writing=5, missing=8), version=10)
+    >>> LockstepAdmission().room(Progress(k=12, published=10, waiting=0, writing=5, missing=8), version=10)
     3
     """
 
@@ -60,10 +60,10 @@ class Lockstep:
 
 
 @dataclass(frozen=True)
-class Concurrent:
+class ConcurrentAdmission:
     """As far ahead as `max_lag` allows.
 
-    >>> rule = Concurrent(max_lag=2, fresh=4)
+    >>> rule = ConcurrentAdmission(max_lag=2, fresh=4)
     >>> rule.room(Progress(k=10, published=10, waiting=2, writing=3, missing=0), version=10)
     7
     >>> rule.room(Progress(k=13, published=10, waiting=0, writing=0, missing=4), version=10)   # too stale to begin any
@@ -85,14 +85,14 @@ class Concurrent:
     def in_time(self, k: int, versions: Sequence[int]) -> bool:
         """See `Admission`.
 
-        >>> Concurrent(max_lag=2, fresh=1).in_time(k=10, versions=[8, 8])   # the second would be trained at lag 3
+        >>> ConcurrentAdmission(max_lag=2, fresh=1).in_time(k=10, versions=[8, 8])   # the second: lag 3
         False
         """
         return all(k + place // self.fresh - v <= self.max_lag for place, v in enumerate(sorted(versions)))
 
 
 @dataclass(frozen=True)
-class Offline:
+class OfflineAdmission:
     """Nothing: the experience log is all there is."""
 
     def room(self, now: Progress, version: int) -> int:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from offbeat.rollout.leases import Lease, LeaseDesk
+from offbeat.rollout.prompt_leases import PromptLease, PromptLeases
 from offbeat.run.admission import Admission, Progress
 from offbeat.types import Json
 
@@ -12,7 +12,7 @@ from offbeat.types import Json
 class Desk:
     """The `Prompts` of a run. Lives in the event loop of the loop; the loop tells it how far things are."""
 
-    def __init__(self, leases: LeaseDesk, admission: Admission, clock: Callable[[], float]) -> None:
+    def __init__(self, leases: PromptLeases, admission: Admission, clock: Callable[[], float]) -> None:
         self._leases, self._admission, self._clock = leases, admission, clock
         self._progress = Progress(k=0, published=0, waiting=0, writing=0, missing=0)
         self.finished = 0
@@ -30,7 +30,7 @@ class Desk:
             self._serving[by] = version
             self._changed.notify_all()
 
-    async def take(self, count: int, by: str) -> list[Lease]:
+    async def take(self, count: int, by: str) -> list[PromptLease]:
         """See `Prompts`. Waits until there is something to begin, or something that is overdue comes back."""
         async with self._changed:
             while True:
@@ -89,7 +89,7 @@ class Desk:
         return self._serving
 
     @property
-    def out(self) -> list[Lease]:
+    def out(self) -> list[PromptLease]:
         """What is being written."""
         return self._leases.out
 

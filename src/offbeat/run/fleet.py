@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from offbeat.errors import FleetLost
+from offbeat.events import EventKind
 from offbeat.run.desk import Desk
 from offbeat.run.journal import Journal
-
-
-class FleetLost(RuntimeError):
-    """No worker is left; says why the last one was given up."""
 
 
 class Member(Protocol):
@@ -82,11 +80,11 @@ class Fleet:
         """Writes down what workers have to tell; raises where nobody is left to wait for."""
         k, ready = self.desk.progress.k, self.desk.workers.keys()
         for name in sorted(ready - self._ready):
-            self.journal.write("worker ready", k, worker=name, version=self.desk.workers[name])
+            self.journal.write(EventKind.WORKER_READY, k, worker=name, version=self.desk.workers[name])
         self._ready = set(ready)
         for name, member in self._members.items():
             for notice in member.news():
-                self.journal.write("worker mended", k, worker=name, why=notice[:500])
+                self.journal.write(EventKind.WORKER_RECOVERED, k, worker=name, why=notice[:500])
         if self._tasks and len(self._lost) == len(self._tasks):
             name, error = next(reversed(self._lost.items()))
             raise FleetLost(f"all {len(self._tasks)} workers were given up, {name} as the last: {error}") from error
@@ -105,7 +103,7 @@ class Fleet:
             # The boundary of a worker: whatever ended it, its prompts go back and another takes its place.
             except Exception as error:
                 fruitless = fruitless + 1 if member.groups == 0 else 1
-                self.journal.write("worker lost", self.desk.progress.k, worker=name, why=f"{error!r:.500}")
+                self.journal.write(EventKind.WORKER_LOST, self.desk.progress.k, worker=name, why=f"{error!r:.500}")
                 if fruitless >= self.fruitless:
                     self._lost[name] = error
                     return

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, Self
 
+from offbeat.events import EventKind
 from offbeat.types import Json
 
 
@@ -86,7 +87,7 @@ Listener = Callable[[Mapping[str, Json]], None]
 class Journal(Protocol):
     """Where events go."""
 
-    def write(self, kind: str, step: int, **fields: Json) -> None:
+    def write(self, kind: EventKind, step: int, **fields: Json) -> None:
         """One event."""
 
 
@@ -96,7 +97,7 @@ class FileJournal:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     with FileJournal(Path(place) / "events.jsonl", clock=lambda: 17.0) as journal:
-    ...         journal.write("published", 4, version=4)
+    ...         journal.write(EventKind.PUBLISHED, 4, version=4)
     ...     list(read(Path(place) / "events.jsonl"))
     [{'at': 17.0, 'step': 4, 'kind': 'published', 'version': 4}]
     """
@@ -107,9 +108,9 @@ class FileJournal:
         if self._file.tell() and path.read_bytes()[-1:] != b"\n":
             self._file.write(b"\n")
 
-    def write(self, kind: str, step: int, **fields: Json) -> None:
+    def write(self, kind: EventKind, step: int, **fields: Json) -> None:
         """See `Journal`. One system call, so that lines never mix; numbers that JSON cannot hold become null."""
-        line = {"at": self._clock(), "step": step, "kind": kind, **fields}
+        line = {"at": self._clock(), "step": step, "kind": str(kind), **fields}
         if self._listener is not None:
             self._listener(line)
         self._file.write(json.dumps(_plain(line), ensure_ascii=False, allow_nan=False).encode() + b"\n")
@@ -135,7 +136,7 @@ def last_word(journal: Journal, step: Callable[[], int]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        journal.write("failed", step(), error=type(error).__name__, why=str(error)[:2000])
+        journal.write(EventKind.FAILED, step(), error=type(error).__name__, why=str(error)[:2000])
         raise
 
 
@@ -145,9 +146,9 @@ class MemoryJournal:
 
     events: list[dict[str, Json]] = field(default_factory=list)
 
-    def write(self, kind: str, step: int, **fields: Json) -> None:
+    def write(self, kind: EventKind, step: int, **fields: Json) -> None:
         """See `Journal`."""
-        self.events.append({"step": step, "kind": kind, **fields})
+        self.events.append({"step": step, "kind": str(kind), **fields})
 
     def of(self, kind: str) -> list[dict[str, Json]]:
         """Events of one kind."""

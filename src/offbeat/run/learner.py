@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from offbeat.config import Config
-from offbeat.rollout.hf import score_sequences
-from offbeat.run.directory import RunDirectory, RunError
-from offbeat.run.wiring import make_trainer
+from offbeat.errors import RunError
+from offbeat.rollout.hf import sequence_logprobs
+from offbeat.run.build import make_trainer
+from offbeat.run.directory import RunDirectory
 from offbeat.seeds import derive
 from offbeat.tasks.data import prompt_at
 from offbeat.tasks.task import Task
 from offbeat.trainer.checkpoint import Checkpoints
-from offbeat.trainer.estimate import Shape, check_worst_case, estimate_memory
-from offbeat.trainer.forward import TokenScorer
-from offbeat.trainer.fsdp import serving_state
-from offbeat.trainer.ranks import Ranks
-from offbeat.trainer.trainer import Refused, Trained, Trainer
+from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
+from offbeat.trainer.forward import PolicyModel
+from offbeat.trainer.fsdp import Ranks, serving_state
+from offbeat.trainer.trainer import RefusedBatch, Trained, Trainer
 from offbeat.types import Group, Json
-from offbeat.weights.log import WeightLog
 from offbeat.weights.probe import Probe, Sequences, probe_sequences
+from offbeat.weights.publisher import WeightLog
 
 
 def identity(config: Config) -> Json:
@@ -66,7 +66,7 @@ class RankLearner:
         stack.enter_context(checkpoints)
         order = prompt_at(task, tokenizer, derive(config.seed, "prompts"))
         probed = [order(place).token_ids.tolist() for place in range(4)]
-        sequences = probe_sequences(probed, trainer.scorer.vocabulary, config.seed)
+        sequences = probe_sequences(probed, trainer.policy_model.vocabulary, config.seed)
         return cls(config, trainer, weights, checkpoints, sequences)
 
     def restore(self) -> dict[str, Json] | None:
@@ -79,31 +79,33 @@ class RankLearner:
         checkpoint.restore(self.trainer)
         return {"step": checkpoint.step, **checkpoint.manifest.extras}
 
-    def foretell(self) -> dict[str, Json]:
+    def estimate(self) -> dict[str, Json]:
         """What a step will take, and that the largest one fits, before anything is generated."""
-        config, longest = self.config, self.trainer.scorer.model.config.max_position_embeddings
+        config, longest = self.config, self.trainer.policy_model.model.config.max_position_embeddings
         prompt = min(config.engine.max_prompt_tokens, longest - config.sampling.max_tokens)
         if prompt + config.sampling.max_tokens > config.trainer.token_budget:
             raise RunError(
                 f"trainer.token_budget = {config.trainer.token_budget} cannot hold a prompt of {prompt} tokens and a "
                 f"completion of {config.sampling.max_tokens}; raise it, or lower engine.max_prompt_tokens"
             )
-        shape = Shape(prompt, config.sampling.max_tokens, config.group_size)
+        shape = StepShape(prompt, config.sampling.max_tokens, config.group_size)
         estimate = estimate_memory(self.trainer, shape)
         worst = check_worst_case(self.trainer, shape, estimate)
         return {"memory": str(estimate), "worst_seconds": worst.seconds}
 
-    def train(self, groups: Sequence[Group]) -> Trained | Refused:
+    def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
         """One step."""
         self.checkpoints.check()
         return self.trainer.train(groups)
 
     def publish(self, version: int) -> dict[str, Json]:
         """The policy as it is now; returns what there is to say about it, on rank 0."""
-        scorer = self.trainer.scorer
+        policy_model = self.trainer.policy_model
         alone = self.trainer.ranks.size == 1
-        logprobs = score_sequences(scorer.model, self.sequences) if alone else _scores(scorer, self.sequences)
-        state = serving_state(scorer, getattr(torch, self.config.model.serve))
+        logprobs = (
+            sequence_logprobs(policy_model.model, self.sequences) if alone else _scores(policy_model, self.sequences)
+        )
+        state = serving_state(policy_model, getattr(torch, self.config.model.serve))
         if self.weights is None:
             return {"gathered": sum(1 for _ in state)}
         done = self.weights.publish(version, state, Probe(self.sequences, logprobs))
@@ -124,12 +126,12 @@ class RankLearner:
 
 
 @torch.inference_mode()
-def _scores(scorer: TokenScorer, sequences: Sequences) -> list[NDArray[np.float32]]:
-    """As `score_sequences`, through the one way in that gathers what ranks hold in slices."""
+def _scores(policy_model: PolicyModel, sequences: Sequences) -> list[NDArray[np.float32]]:
+    """As `sequence_logprobs`, through the one way in that gathers what ranks hold in slices."""
     found = []
     for one in sequences:
-        ids_T = torch.tensor(one, device=scorer.device)
-        logprobs_TV = scorer.logits(ids_T[None])[0, :-1].float().log_softmax(-1)
+        ids_T = torch.tensor(one, device=policy_model.device)
+        logprobs_TV = policy_model.logits(ids_T[None])[0, :-1].float().log_softmax(-1)
         found.append(logprobs_TV.gather(-1, ids_T[1:, None]).flatten().cpu().numpy())
     return found
 
@@ -149,7 +151,7 @@ class LocalLearner:
         """See `Learner`."""
         self.rank.checkpoints.check()
 
-    async def train(self, groups: Sequence[Group]) -> Trained | Refused:
+    async def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
         """See `Learner`."""
         return await asyncio.to_thread(self.rank.train, groups)
 

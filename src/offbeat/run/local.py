@@ -7,21 +7,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from offbeat.config import Config
+from offbeat.events import EventKind
 from offbeat.experience.ledger import Ledger
 from offbeat.experience.maintenance import Maintenance
 from offbeat.rollout.worker import Worker
-from offbeat.run.assembly import Setting, make_loop, make_worker
+from offbeat.run.build import RunContext, load_tokenizer, make_loop, make_task, make_worker
 from offbeat.run.desk import Desk
 from offbeat.run.directory import RunDirectory, RunLock
-from offbeat.run.evaluation import Evaluation
+from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.journal import last_word
 from offbeat.run.learner import LocalLearner, RankLearner
 from offbeat.run.loop import Loop
 from offbeat.run.sinks import open_journal
-from offbeat.run.wiring import load_tokenizer, make_task
-from offbeat.tasks.scoring import ScoringPool
+from offbeat.scoring.pool import ScoringPool
 from offbeat.types import Json
-from offbeat.weights.subscription import Subscription
+from offbeat.weights.subscriber import Subscription
 
 
 def train(config: Config, directory: RunDirectory, *, watching: Callable[[Mapping[str, Json]], None] | None = None,
@@ -56,10 +56,10 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         config, place, enter = self.config, self.directory, self.stack.enter_context
-        self.setting = Setting(config, place, make_task(config), load_tokenizer(config))
+        self.setting = RunContext(config, place, make_task(config), load_tokenizer(config))
         self.setting.tokenizer.save_pretrained(place.tokenizer)
         self.rank = RankLearner.open(config, place, self.setting.task, self.setting.tokenizer, self.stack)
-        self.log = enter(self.setting.open_log(self.rank.trainer.scorer.vocabulary, "driver"))
+        self.log = enter(self.setting.open_log(self.rank.trainer.policy_model.vocabulary, "driver"))
         enter(Maintenance(self.log.tables))
         self.pool = enter(
             ScoringPool.of(self.setting.task, workers=config.task.scorers, memory_mib=config.task.memory_mib)
@@ -67,13 +67,13 @@ class LocalRun:
         self.journal = enter(open_journal(place, config.run.sinks, self.watching))
 
     async def run(self, started: Callable[[Loop], None] | None) -> Ledger:
-        setting, model = self.setting, self.rank.trainer.scorer.model
-        evaluation = Evaluation(self.config, setting.task, setting.tokenizer, self.pool, model)
+        setting, model = self.setting, self.rank.trainer.policy_model.model
+        evaluation = PolicyEvaluation(self.config, setting.task, setting.tokenizer, self.pool, model)
         learner, kept = LocalLearner(self.rank), self.rank.restore()
         loop = make_loop(setting, self.log, self.journal, learner, self.member, evaluation, kept)
         if started is not None:
             started(loop)
-        self.journal.write("foretold", learner.step, **self.rank.foretell())
+        self.journal.write(EventKind.ESTIMATED, learner.step, **self.rank.estimate())
         return await loop.run()
 
     def member(self, name: str, desk: Desk) -> "LocalMember":

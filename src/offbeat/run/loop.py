@@ -23,36 +23,30 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from offbeat.experience.ledger import Event, Happening, Ledger
+from offbeat.errors import NoGradient, RunStopped, WaitExpired
+from offbeat.events import EventKind
+from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind
 from offbeat.experience.sampler import Draw, Dropped, Sampler, Waiting
-from offbeat.experience.tables import Snapshot
+from offbeat.experience.schema import Snapshot
 from offbeat.run.admission import Admission
+from offbeat.run.cadence import Cadence
 from offbeat.run.desk import Desk
 from offbeat.run.fleet import Fleet
 from offbeat.run.health import Action, Health
 from offbeat.run.journal import Journal, Phase, Stopwatch
-from offbeat.run.parts import Gate, Learner, Log, Outcome, Plan, Ungated
-from offbeat.trainer.trainer import NoGradient, Trained
+from offbeat.run.protocols import Learner, Log, NeverPaused, PauseControl, RunPlan, StepOutcome
+from offbeat.trainer.trainer import Trained
 from offbeat.types import Group, Json
-from offbeat.weights.cadence import Cadence
 
 TELL_SECONDS: Final = 60.0
 """Without a new group, after which the run says what it waits for, and again after twice as long."""
-
-
-class Stopped(RuntimeError):
-    """The run ended before its last step; says why. A checkpoint was saved."""
-
-
-class TooLong(RuntimeError):
-    """A wait passed its deadline; names what was waited for, and who owed it."""
 
 
 @dataclass
 class Loop:
     """Parts, wired. `run` is the story."""
 
-    plan: Plan
+    plan: RunPlan
     log: Log
     sampler: Sampler
     desk: Desk
@@ -65,7 +59,7 @@ class Loop:
     watch: Stopwatch
     clock: Callable[[], float]
     evaluate: Callable[[int], Awaitable[Mapping[str, Json]]] | None = None
-    gate: Gate = field(default_factory=Ungated)
+    gate: PauseControl = field(default_factory=NeverPaused)
     published: int = -1
     cursor: Snapshot | None = None
     consumer: str = "trainer"
@@ -83,7 +77,7 @@ class Loop:
     async def run(self) -> Ledger:
         """To the last step; returns the books, which balance."""
         # Whatever a run before this one recorded for later steps did not happen, also where it left no checkpoint.
-        self._record(self.learner.step, Happening.REWOUND, [""])
+        self._record(self.learner.step, LedgerEventKind.REWOUND, [""])
         if self.published < 0:
             await self._publish(why="first")
             await self._evaluate()
@@ -106,7 +100,7 @@ class Loop:
             await self.learner.finish()
         return self._statement()
 
-    async def _step(self) -> Outcome | None:
+    async def _step(self) -> StepOutcome | None:
         """A batch, trained. What the trainer refuses is quarantined, and the step is made with other groups.
 
         None where the run is to stop before there is a batch.
@@ -118,9 +112,9 @@ class Loop:
             draw, groups = batch
             taught = await self._train(draw.k, groups)
             if taught is not None:
-                return Outcome(taught, draw, groups)
+                return StepOutcome(taught, draw, groups)
             self.sampler.again()
-        raise Stopped(
+        raise RunStopped(
             f"step {self.learner.step + 1}: {self.plan.refill} batches in a row had nothing to teach: prompts too easy "
             "or too hard, or a broken scorer; look at their groups"
         )
@@ -131,15 +125,15 @@ class Loop:
                 try:
                     outcome = await self.learner.train(groups)
                 except NoGradient as nothing:
-                    self.journal.write("no gradient", k, why=str(nothing))
-                    self._record(k, Happening.ZERO_VARIANCE, [group.id for group in groups], "no gradient")
+                    self.journal.write(EventKind.NO_GRADIENT, k, why=str(nothing))
+                    self._record(k, LedgerEventKind.ZERO_VARIANCE, [group.id for group in groups], "no gradient")
                     return None
             if isinstance(outcome, Trained):
                 self._settle(k, outcome)
                 return outcome
-            self.journal.write("refused", k, groups=dict(outcome.faults))
+            self.journal.write(EventKind.REFUSED, k, groups=dict(outcome.faults))
             for group_id, why in outcome.faults.items():
-                self._record(k, Happening.QUARANTINED, [group_id], why)
+                self._record(k, LedgerEventKind.QUARANTINED, [group_id], why)
             groups = [group for group in groups if group.id not in outcome.faults]
         return None
 
@@ -162,10 +156,10 @@ class Loop:
             await self._report(k, missing)
             waited = self.clock() - last_news
             if waited > self.plan.patience:
-                raise TooLong(self._owed(k, missing, waited))
+                raise WaitExpired(self._owed(k, missing, waited))
             if waited > TELL_SECONDS * 2**told:
                 told += 1
-                self.journal.write("waiting", k, why=self._owed(k, missing, waited))
+                self.journal.write(EventKind.WAITING, k, why=self._owed(k, missing, waited))
             await self._wait_for_groups()
         return None
 
@@ -202,28 +196,29 @@ class Loop:
             ids = [group.id for group in self.log.read([one.ordinal for one in dropped])]
             self.log.record(
                 [
-                    Event(name, Happening(one.cause), k, "lag" if one.cause == "expired" else "", self.consumer)
+                    LedgerEvent(
+                        name, LedgerEventKind(one.cause), k, "lag" if one.cause == "expired" else "", self.consumer
+                    )
                     for name, one in zip(ids, dropped, strict=True)
                 ]
             )
 
     def _settle(self, k: int, trained: Trained) -> None:
         """The fate of every group of the batch."""
-        self._record(k + 1, Happening.TRAINED, trained.groups)
-        self._record(k, Happening.ZERO_VARIANCE, trained.zero_variance)
-        self._record(k, Happening.TOO_SMALL, trained.too_small)
+        self._record(k + 1, LedgerEventKind.TRAINED, trained.groups)
+        self._record(k, LedgerEventKind.ZERO_VARIANCE, trained.zero_variance)
+        self._record(k, LedgerEventKind.TOO_SMALL, trained.too_small)
 
-    def _record(self, step: int, event: Happening, ids: Sequence[str], cause: str = "") -> None:
+    def _record(self, step: int, event: LedgerEventKind, ids: Sequence[str], cause: str = "") -> None:
         if ids:
-            self.log.record([Event(group_id, event, step, cause, self.consumer) for group_id in ids])
+            self.log.record([LedgerEvent(group_id, event, step, cause, self.consumer) for group_id in ids])
 
-    async def _publish_if_due(self, outcome: Outcome) -> None:
+    async def _publish_if_due(self, outcome: StepOutcome) -> None:
         trained = outcome.trained
-        drift = trained.metrics.get("drift_tv_token")
-        why = self.cadence.due(trained.step, self.published, drift, outcome.median_version)
+        why = self.cadence.due(trained.step, self.published, trained.drift, outcome.median_version)
         lags = [lag for lag in outcome.draw.lags if lag is not None]
         self.journal.write(
-            "step",
+            EventKind.STEP,
             trained.step,
             metrics=dict(trained.metrics),
             by_lag={name: dict(values) for name, values in trained.by_lag.items()},
@@ -241,7 +236,7 @@ class Loop:
         with self.watch.phase(Phase.PUBLISHING):
             said = await self.learner.publish(version)
         self.published = version
-        self.journal.write("published", version, version=version, why=why, **said)
+        self.journal.write(EventKind.PUBLISHED, version, version=version, why=why, **said)
         await self._report(version)
         await self.fleet.nudge()
 
@@ -250,13 +245,13 @@ class Loop:
         if self.evaluate is not None and every and step % every == 0:
             with self.watch.phase(Phase.EVALUATING):
                 found = await self.evaluate(step)
-            self.journal.write("evaluated", step, **found)
+            self.journal.write(EventKind.EVALUATED, step, **found)
 
-    async def _look_after(self, outcome: Outcome) -> None:
+    async def _look_after(self, outcome: StepOutcome) -> None:
         step = self.learner.step
         for alarm in self.health.look(outcome.trained.metrics, outcome.trained.groups):
             action = alarm.rule.action
-            self.journal.write("alarm", step, action=str(action), says=str(alarm), groups=list(alarm.groups))
+            self.journal.write(EventKind.ALARM, step, action=str(action), says=str(alarm), groups=list(alarm.groups))
             if action is Action.STOP:
                 self.stop(str(alarm))
             if action is Action.PAUSE:
@@ -271,7 +266,7 @@ class Loop:
                 self.stop(f"paused for {self.plan.pause_seconds:g} s: {why}")
                 return
             await asyncio.sleep(self.plan.poll_seconds)
-        self.journal.write("released", self.learner.step)
+        self.journal.write(EventKind.RELEASED, self.learner.step)
 
     async def _save(self) -> None:
         if self._saved == self.learner.step:
@@ -279,7 +274,7 @@ class Loop:
         with self.watch.phase(Phase.SAVING):
             await self.learner.save(self.state())
         self._saved = self.learner.step
-        self.journal.write("saved", self.learner.step)
+        self.journal.write(EventKind.SAVED, self.learner.step)
 
     def state(self) -> dict[str, Json]:
         """What a checkpoint needs of the loop, beside model and optimiser."""
@@ -294,6 +289,6 @@ class Loop:
     def _statement(self) -> Ledger:
         ledger = self.log.ledger()
         seconds: dict[str, Json] = {str(phase): spent for phase, spent in self.watch.seconds().items()}
-        self.journal.write("ended", self.learner.step, why=self._stopping, books=str(ledger), seconds=seconds)
+        self.journal.write(EventKind.ENDED, self.learner.step, why=self._stopping, books=str(ledger), seconds=seconds)
         ledger.check()
         return ledger

@@ -14,9 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol, cast
 
+from offbeat.errors import RunError
+from offbeat.imports import command
 from offbeat.metrics import METRICS
-from offbeat.run.directory import RunDirectory, RunError
-from offbeat.run.extras import command
+from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import FileJournal, Listener
 from offbeat.types import Json
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, overload
 
+from offbeat.errors import TaskError
 from offbeat.seeds import derive
 from offbeat.tasks.rewards import Reward
-from offbeat.tasks.task import Example, Task, TaskError
+from offbeat.tasks.task import Example, Task
 from offbeat.types import Json
 
 _NUMBER: Final = re.compile(r"(?<![\w.])[-−]?\d[\d,]*(?:\.0+)?(?![\w]|\.\d)")

@@ -26,8 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from offbeat.tasks.inside import encode
-from offbeat.tasks.sandbox import Arguments
+from offbeat.sandbox import Arguments
+from offbeat.sandbox.inside import encode
 from offbeat.types import Json
 
 RELATIVE: Final = 1e-6

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from offbeat.nearest import nearest
+from offbeat.errors import TaskError, nearest
+from offbeat.imports import load_file
 from offbeat.tasks.data import ColumnMap, Deferred
-from offbeat.tasks.reference import load_file
 from offbeat.tasks.rewards import Reward, from_trl
-from offbeat.tasks.task import Example, Task, TaskError
+from offbeat.tasks.task import Example, Task
 
 _SETTINGS: Final = ("reward_range", "deadline", "answer", "slice_by", "environment")
 _TRL_PARAMETERS: Final = {"completions", "prompts", "completion_ids"}

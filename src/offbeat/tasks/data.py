@@ -9,19 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, cast, overload
 
-from offbeat.nearest import nearest
-from offbeat.tasks.task import Example, Messages, Task, TaskError
+from offbeat.errors import DataError, PromptTooLong, nearest
+from offbeat.tasks.task import Example, Messages, Task
 from offbeat.types import Json, Prompt
 
 Row = Mapping[str, object]
-
-
-class DataError(TaskError):
-    """Data that cannot be read as examples: where, what was found, what to do."""
-
-
-class PromptTooLong(DataError):
-    """Prompts over the limit, where they are to be refused."""
 
 
 class Tokenizer(Protocol):

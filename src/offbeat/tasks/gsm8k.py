@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from offbeat.errors import TaskError
 from offbeat.tasks.data import Deferred, Row, rows
 from offbeat.tasks.rewards import Reward
-from offbeat.tasks.task import Example, Task, TaskError
-from offbeat.tasks.verify import final_number, numeric
+from offbeat.tasks.task import Example, Task
 from offbeat.types import Json
+from offbeat.verify import final_number, numeric
 
 INSTRUCTION: Final = "Reason step by step, and end with the answer on a line of its own: #### <number>"
 

@@ -3,12 +3,13 @@ r"""`math`: problems whose answer is a formula, in any dataset with LaTeX answer
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, cast
 
+from offbeat.errors import TaskError
 from offbeat.tasks.data import Deferred, Row, rows
-from offbeat.tasks.extract import boxed
-from offbeat.tasks.latex import equivalent, final_formula
 from offbeat.tasks.rewards import Reward
-from offbeat.tasks.task import Example, Task, TaskError
+from offbeat.tasks.task import Example, Task
 from offbeat.types import Json
+from offbeat.verify.extract import boxed
+from offbeat.verify.latex import equivalent, final_formula
 
 INSTRUCTION: Final = r"Reason step by step, and put your final answer within \boxed{}."
 DEADLINE: Final = 2.0

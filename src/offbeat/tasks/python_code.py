@@ -12,11 +12,12 @@ from functools import partial
 from itertools import groupby, takewhile
 from typing import Final
 
+from offbeat.errors import SandboxMissing, TaskError
+from offbeat.sandbox import ProgramOutcome, Sandbox, SandboxLimits, open_sandbox
 from offbeat.tasks.code_tests import BadTest, Call, Script, parse, same, same_output
 from offbeat.tasks.data import ColumnMap, Deferred, load
 from offbeat.tasks.rewards import Reward
-from offbeat.tasks.sandbox import Limits, Outcome, Sandbox, SandboxMissing, open_sandbox
-from offbeat.tasks.task import Example, Messages, Task, TaskError
+from offbeat.tasks.task import Example, Messages, Task
 from offbeat.types import Json
 
 INSTRUCTION: Final = "Answer with one Python program in a ```python block, complete with its imports."
@@ -29,7 +30,7 @@ _START_ALLOWANCE: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TestVerdict:
     """Whether a program passes, and where it failed."""
 
     passed: bool
@@ -48,7 +49,7 @@ def program_in(text: str) -> str | None:
     return blocks[-1] if blocks else None
 
 
-def judge(program: str, tests: Sequence[Call | Script], sandbox: Sandbox, limits: Limits) -> Verdict:
+def judge(program: str, tests: Sequence[Call | Script], sandbox: Sandbox, limits: SandboxLimits) -> TestVerdict:
     """Run a program against tests, up to the first that fails. They share the time limit."""
     done, left = 0, limits.seconds
     for batch in _batches(tests):
@@ -57,10 +58,10 @@ def judge(program: str, tests: Sequence[Call | Script], sandbox: Sandbox, limits
         if passed < len(batch):
             wrong = passed < len(outcome.answers) or outcome.ending == "finished"
             why = "a wrong answer" if wrong else f"{outcome.ending}: {outcome.detail}"
-            return Verdict(False, f"test {done + passed + 1} of {len(tests)}: {why}")
+            return TestVerdict(False, f"test {done + passed + 1} of {len(tests)}: {why}")
         done += len(batch)
         left -= outcome.seconds
-    return Verdict(True)
+    return TestVerdict(True)
 
 
 def _batches(tests: Sequence[Call | Script]) -> Iterator[list[Call | Script]]:
@@ -69,7 +70,7 @@ def _batches(tests: Sequence[Call | Script]) -> Iterator[list[Call | Script]]:
         yield [test for _, test in batch]
 
 
-def _attempt(program: str, batch: Sequence[Call | Script], sandbox: Sandbox, limits: Limits) -> Outcome:
+def _attempt(program: str, batch: Sequence[Call | Script], sandbox: Sandbox, limits: SandboxLimits) -> ProgramOutcome:
     first = batch[0]
     if isinstance(first, Script):
         return sandbox.run(program, first.stdin.encode(), limits)
@@ -77,7 +78,7 @@ def _attempt(program: str, batch: Sequence[Call | Script], sandbox: Sandbox, lim
     return sandbox.call(program, first.function, calls, limits)
 
 
-def _passed(batch: Sequence[Call | Script], outcome: Outcome) -> int:
+def _passed(batch: Sequence[Call | Script], outcome: ProgramOutcome) -> int:
     """How many tests pass before the first that does not. Expected results meet answers here, and only here."""
     if isinstance(batch[0], Script):
         return int(outcome.ending == "finished" and same_output(batch[0].stdout, outcome.stdout))
@@ -89,8 +90,8 @@ def passes(
     text: str,
     columns: Mapping[str, Json],
     *,
-    seconds: float = Limits.seconds,
-    memory_mb: int = Limits.memory_mb,
+    seconds: float = SandboxLimits.seconds,
+    memory_mb: int = SandboxLimits.memory_mb,
     sandbox: str = "bubblewrap",
 ) -> float:
     """1 where the program in a completion passes all tests of the column 'tests'. For options see `python_code`."""
@@ -98,7 +99,7 @@ def passes(
     program = program_in(text)
     if program is None:
         return 0.0
-    return float(judge(program, tests, open_sandbox(sandbox), Limits(seconds, memory_mb)).passed)
+    return float(judge(program, tests, open_sandbox(sandbox), SandboxLimits(seconds, memory_mb)).passed)
 
 
 def examples(given: Iterable[Example], instruction: str = INSTRUCTION) -> list[Example]:
@@ -132,8 +133,8 @@ def python_code(
     tests: str = "tests",
     split: str = "train",
     subset: str | None = None,
-    seconds: float = Limits.seconds,
-    memory_mb: int = Limits.memory_mb,
+    seconds: float = SandboxLimits.seconds,
+    memory_mb: int = SandboxLimits.memory_mb,
     sandbox: str = "bubblewrap",
 ) -> Task:
     """Programming problems with tests. Refuses to start where there is no sandbox.

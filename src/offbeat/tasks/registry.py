@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 
-from offbeat.nearest import nearest
-from offbeat.tasks.reference import resolve
-from offbeat.tasks.task import Task, TaskError
+from offbeat.errors import TaskError, nearest
+from offbeat.imports import resolve
+from offbeat.tasks.task import Task
 from offbeat.types import Json
 
 FACTORIES: Final[Mapping[str, str]] = {
@@ -27,7 +27,7 @@ def make(name: str, options: Mapping[str, Json] | None = None) -> Task:
     >>> make("arithmetik")
     Traceback (most recent call last):
     ...
-    offbeat.tasks.task.TaskError: 'arithmetik' is not a task; did you mean 'arithmetic'?
+    offbeat.errors.TaskError: 'arithmetik' is not a task; did you mean 'arithmetic'?
     """
     if name not in FACTORIES:
         hint = " (a file of your own: task 'custom' with path=…)" if name.endswith(".py") else ""

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from offbeat.experience.packing import PADDING, PROMPT, MicroBatch
+from offbeat.trainer.packing import PADDING, PROMPT, MicroBatch
 
 NAME: Final = "offbeat_shared_prefix"
 

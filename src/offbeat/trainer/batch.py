@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.experience.packing import MicroBatch
-from offbeat.objective.aggregate import Counts
 from offbeat.objective.credit import Credit, assign_credit
+from offbeat.objective.losses import Counts
 from offbeat.objective.spec import Need, Objective
 from offbeat.seeds import derive
-from offbeat.trainer.forward import Layout, to_layout
+from offbeat.trainer.forward import ModelInputs, to_model_inputs
+from offbeat.trainer.packing import MicroBatch
 from offbeat.types import UNKNOWN, Completion, Group, Score
 
 NO_LAG = -1
@@ -134,7 +134,7 @@ def _vocabulary_fault(who: str, ids: NDArray[np.int32], vocabulary: int) -> str 
 
 
 @dataclass(frozen=True)
-class Part:
+class MicroBatchStreams:
     """A micro-batch with its streams, on the model's device."""
 
     micro: MicroBatch
@@ -153,16 +153,18 @@ class Part:
     """Into a flattened [B · G]."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ModelInputs:
         """As the model takes it; made anew each time, since the masks of a whole batch would fill the memory."""
-        return to_layout(self.micro, shared_prefix=self.shared_prefix, device=self.mask_NT.device)
+        return to_model_inputs(self.micro, shared_prefix=self.shared_prefix, device=self.mask_NT.device)
 
     def padded(self, flat: Tensor) -> Tensor:
         """Values of tokens, completion after completion, as [N, T]; 0 elsewhere. Gradients pass."""
         return flat.new_zeros(self.present_NT.shape).masked_scatter(self.present_NT, flat)
 
 
-def to_part(batch: Batch, micro: MicroBatch, *, shared_prefix: bool, counts: bool, device: torch.device) -> Part:
+def to_streams(
+    batch: Batch, micro: MicroBatch, *, shared_prefix: bool, counts: bool, device: torch.device
+) -> MicroBatchStreams:
     """The streams of one micro-batch of `batch.trimmed`. One that does not `count` is computed and masked out."""
     pairs = micro.plan.completions
     completions = [batch.trimmed[b].completions[c] for b, c in pairs]
@@ -172,7 +174,7 @@ def to_part(batch: Batch, micro: MicroBatch, *, shared_prefix: bool, counts: boo
     def padded(values: list[NDArray[np.generic]], fill: float) -> Tensor:
         return torch.from_numpy(micro.aligned(values, fill)).to(device)
 
-    return Part(
+    return MicroBatchStreams(
         micro=micro,
         shared_prefix=shared_prefix,
         present_NT=torch.from_numpy(micro.present_NT).to(device),

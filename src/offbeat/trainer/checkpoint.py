@@ -30,24 +30,24 @@ from typing import IO, Final
 import torch
 from torch import Tensor
 
+from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
+from offbeat.storage.store import LocalStore, force
 from offbeat.trainer.checkpoint_files import (
     MANIFEST,
-    CheckpointDamaged,
-    CheckpointError,
-    Manifest,
-    Part,
+    CheckpointManifest,
+    CheckpointPart,
     Slice,
     announcement,
     differing,
+    local_slices,
     problem_of,
     read_rows,
+    restore,
     write_part,
 )
-from offbeat.trainer.checkpoint_state import CheckpointMismatch, local_slices, restore
-from offbeat.trainer.ranks import Ranks
+from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.trainer import Trainer
 from offbeat.types import Json
-from offbeat.weights.store import LocalStore, force
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Checkpoint:
     """A whole checkpoint, every byte of which was read and found as written."""
 
     folder: Path
-    manifest: Manifest
+    manifest: CheckpointManifest
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = True) -> "Checkpoint":
@@ -69,7 +69,7 @@ class Checkpoint:
             content = (folder / MANIFEST).read_bytes()
         except FileNotFoundError:
             raise CheckpointDamaged(f"{folder} has no {MANIFEST}: it is no checkpoint, or was not finished") from None
-        manifest = Manifest.parse(content, str(folder / MANIFEST))
+        manifest = CheckpointManifest.parse(content, str(folder / MANIFEST))
         for name, entry in manifest.tensors.items():
             manifest.find(name, 0, entry.shape[0] if entry.shape else 1)
         found = [problem_of(folder, part) for part in manifest.parts] if verify else []
@@ -113,12 +113,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     >>> import tempfile
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from offbeat.objective.spec import Objective
-    >>> from offbeat.trainer.forward import TokenScorer
+    >>> from offbeat.trainer.forward import PolicyModel
     >>> from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings
     >>> from offbeat.trainer.trainer import StepSettings
     >>> sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-    >>> scorer = TokenScorer(LlamaForCausalLM(LlamaConfig(**sizes)))
-    >>> trainer = Trainer(scorer, MasterAdamW(scorer, OptimizerSettings()), StepSettings(Objective()), step=12)
+    >>> policy_model = PolicyModel(LlamaForCausalLM(LlamaConfig(**sizes)))
+    >>> optimizer = MasterAdamW(policy_model, OptimizerSettings())
+    >>> trainer = Trainer(policy_model, optimizer, StepSettings(Objective()), step=12)
     >>> with tempfile.TemporaryDirectory() as place, Checkpoints(place, config={"seed": 7}) as checkpoints:
     ...     checkpoints.save(trainer, {"prompts": 96})
     ...     checkpoints.wait()
@@ -165,8 +166,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self.wait()
         if trainer.step in self._saved:
             return
-        model = json.loads(trainer.scorer.model.config.to_json_string(use_diff=False))
-        manifest = Manifest(trainer.step, self._config, model, json.loads(json.dumps(extras, allow_nan=False)), ())
+        model = json.loads(trainer.policy_model.model.config.to_json_string(use_diff=False))
+        manifest = CheckpointManifest(
+            trainer.step, self._config, model, json.loads(json.dumps(extras, allow_nan=False)), ()
+        )
         self._saved.add(trainer.step)
         self._writing = self._writer.submit(self._write, manifest, local_slices(trainer))
 
@@ -223,7 +226,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, manifest: Manifest, slices: Mapping[str, Slice]) -> None:
+    def _write(self, manifest: CheckpointManifest, slices: Mapping[str, Slice]) -> None:
         """In the thread: this rank's part; rank 0 also completes the checkpoint and lets go of older ones."""
         folder = self._folder(manifest.step)
         folder.mkdir(exist_ok=True)
@@ -232,14 +235,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         write_part(store, folder.name, self._ranks.rank, slices)
         if self._ranks.rank == 0:
             parts = tuple(self._awaited(folder, rank) for rank in range(self._ranks.size))
-            complete = Manifest(manifest.step, manifest.config, manifest.model, manifest.extras, parts)
+            complete = CheckpointManifest(manifest.step, manifest.config, manifest.model, manifest.extras, parts)
             store.put(f"{folder.name}/{MANIFEST}", complete.serialise())
             Checkpoint.open(folder, verify=False)
             for step in self._found(finished=True)[: -self._keep]:
                 store.remove([f"{self._folder(step).name}/{MANIFEST}"])
                 shutil.rmtree(self._folder(step))
 
-    def _awaited(self, folder: Path, rank: int) -> Part:
+    def _awaited(self, folder: Path, rank: int) -> CheckpointPart:
         deadline = time.monotonic() + self._patience
         while not (folder / announcement(rank)).exists():
             if time.monotonic() > deadline:
@@ -248,7 +251,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                     "this directory?"
                 )
             time.sleep(_POLL)
-        return Part.from_json(json.loads((folder / announcement(rank)).read_bytes()))
+        return CheckpointPart.from_json(json.loads((folder / announcement(rank)).read_bytes()))
 
     def _verified(self, step: int) -> tuple[Checkpoint | None, str]:
         """The checkpoint, or what some rank found wrong with it."""

@@ -1,6 +1,6 @@
 """Memory and time of a step, told before the first one.
 
-    estimate = estimate_memory(trainer, shape := Shape(prompt=512, completion=1024, group=8))
+    estimate = estimate_memory(trainer, shape := StepShape(prompt=512, completion=1024, group=8))
     print(estimate)                                      # terms, the largest first, with the setting that changes each
     worst = check_worst_case(trainer, shape, estimate)   # the largest micro-batch there can be, forward and backward
 
@@ -11,24 +11,77 @@ stays alive is counted. A batch that would not fit fails in the first minute, wi
 import math
 import resource
 import time
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from offbeat.experience.packing import MicroBatch, lay_out, plan
-from offbeat.trainer.checkpoint_state import pieces
-from offbeat.trainer.forward import TokenScorer, to_layout
+from offbeat.errors import StepOutOfMemory
+from offbeat.trainer.checkpoint_files import pieces
+from offbeat.trainer.forward import PolicyModel, to_model_inputs
 from offbeat.trainer.fsdp import blocks_of
-from offbeat.trainer.live_bytes import LiveBytes
+from offbeat.trainer.packing import MicroBatch, lay_out, plan
 from offbeat.trainer.trainer import Trainer
 from offbeat.types import UNKNOWN, Completion, Group, Prompt
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts every storage that an operation makes, for as long as it lives.
+
+    >>> with LiveBytes() as live:
+    ...     a = torch.zeros(1000)
+    ...     b = a + 1
+    ...     del a
+    >>> live.now, live.peak
+    (4000, 8000)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self.peak = 0
+        self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if _plain(t)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if _plain(tensor) and tensor.untyped_storage()._cdata not in given:
+                self._watch(tensor.untyped_storage())
+        return result
+
+    def _watch(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._watched:
+            return
+
+        def gone(_: object) -> None:
+            self.now -= size
+            del self._watched[key]
+
+        self._watched[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def _plain(value: object) -> bool:
+    return type(value) in (Tensor, torch.nn.Parameter)
+
 
 ADVICE: Final = {
     "activations": "lower token_budget, or turn checkpoint_activations on",
@@ -44,12 +97,8 @@ ADVICE: Final = {
 """The setting that makes each term smaller."""
 
 
-class OutOfMemory(RuntimeError):
-    """A step does not fit, and what takes the room."""
-
-
 @dataclass(frozen=True)
-class Shape:
+class StepShape:
     """The longest prompt and completion, and the size of a group."""
 
     prompt: int
@@ -58,10 +107,10 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes of one rank at the peak of a step, by what they are for.
 
-    >>> print(Estimate({"AdamW": 8 << 30, "activations": 20 << 30}))
+    >>> print(MemoryEstimate({"AdamW": 8 << 30, "activations": 20 << 30}))
     28.0 GiB at the peak of a step
       20.0 GiB  activations: lower token_budget, or turn checkpoint_activations on
        8.0 GiB  AdamW: train on more ranks
@@ -97,51 +146,51 @@ class WorstCase:
         return self.seconds * updates * math.ceil(tokens / self.tokens / ranks)
 
 
-def estimate_memory(trainer: Trainer, shape: Shape) -> Estimate:
+def estimate_memory(trainer: Trainer, shape: StepShape) -> MemoryEstimate:
     """The terms for one rank. Short rows are computed; every rank must call it."""
-    scorer = trainer.scorer
+    policy_model = trainer.policy_model
     held = _bytes_by_kind(trainer)
     micro = worst_micro_batch(trainer, shape)
     rows, length = micro.token_ids_RL.shape
     kept, beside = _of_rows(trainer, shape, rows, length)
     terms = held | {
-        "gradients": sum(4 * _local(p).numel() for p in scorer.parameters() if p.requires_grad),
+        "gradients": sum(4 * _local(p).numel() for p in policy_model.parameters() if p.requires_grad),
         "activations": int(kept),
         "backward of a layer": int(beside),
-        "logits of a chunk": 3 * 4 * min(scorer.chunk_tokens, len(micro.targets)) * scorer.vocabulary,
+        "logits of a chunk": 3 * 4 * min(policy_model.chunk_tokens, len(micro.targets)) * policy_model.vocabulary,
     }
-    if isinstance(next(scorer.parameters()), DTensor):
-        terms["gathered layers"] = _gathered(scorer) * scorer.compute_dtype.itemsize
-    return Estimate({name: size for name, size in terms.items() if size})
+    if isinstance(next(policy_model.parameters()), DTensor):
+        terms["gathered layers"] = _gathered(policy_model) * policy_model.compute_dtype.itemsize
+    return MemoryEstimate({name: size for name, size in terms.items() if size})
 
 
-def check_worst_case(trainer: Trainer, shape: Shape, estimate: Estimate) -> WorstCase:
-    """Forward and backward of the largest micro-batch, without an update; raises `OutOfMemory` if it does not fit."""
-    scorer = trainer.scorer
+def check_worst_case(trainer: Trainer, shape: StepShape, estimate: MemoryEstimate) -> WorstCase:
+    """Forward and backward of the largest micro-batch, without an update; raises `StepOutOfMemory` if too large."""
+    policy_model = trainer.policy_model
     micro = worst_micro_batch(trainer, shape)
     with explained(estimate):
         begun = time.perf_counter()
-        layout = to_layout(micro, shared_prefix=trainer.check.shared_prefix, device=scorer.device)
+        layout = to_model_inputs(micro, shared_prefix=trainer.check.shared_prefix, device=policy_model.device)
         if trainer.reference is not None:
             with torch.no_grad():
                 trainer.reference(layout)
-        scorer(layout).logprobs.sum().backward()
-        if scorer.device.type != "cpu":
+        policy_model(layout).logprobs.sum().backward()
+        if policy_model.device.type != "cpu":
             torch.accelerator.synchronize()
         seconds = time.perf_counter() - begun
     trainer.optimizer.discard()
-    return WorstCase(micro.token_ids_RL.size, seconds, _peak(scorer.device))
+    return WorstCase(micro.token_ids_RL.size, seconds, _peak(policy_model.device))
 
 
 @contextmanager
-def explained(estimate: Estimate) -> Iterator[None]:
+def explained(estimate: MemoryEstimate) -> Iterator[None]:
     """Turn an out-of-memory error into one that names the largest terms and what to change.
 
-    >>> with explained(Estimate({"activations": 40 << 30, "AdamW": 1 << 30})):
+    >>> with explained(MemoryEstimate({"activations": 40 << 30, "AdamW": 1 << 30})):
     ...     raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
     Traceback (most recent call last):
     ...
-    offbeat.trainer.estimate.OutOfMemory: a step does not fit into memory (tried to allocate 2.00 GiB). Largest terms:
+    offbeat.errors.StepOutOfMemory: a step does not fit into memory (tried to allocate 2.00 GiB). Largest terms:
       40.0 GiB  activations: lower token_budget, or turn checkpoint_activations on
        1.0 GiB  AdamW: train on more ranks
     """
@@ -152,10 +201,10 @@ def explained(estimate: Estimate) -> Iterator[None]:
             raise
         what = str(error).splitlines()[0] if str(error) else "no more memory"
         largest = "\n".join(estimate.lines(3))
-        raise OutOfMemory(f"a step does not fit into memory ({what}). Largest terms:\n{largest}") from error
+        raise StepOutOfMemory(f"a step does not fit into memory ({what}). Largest terms:\n{largest}") from error
 
 
-def worst_micro_batch(trainer: Trainer, shape: Shape) -> MicroBatch:
+def worst_micro_batch(trainer: Trainer, shape: StepShape) -> MicroBatch:
     """As many of the longest rows as the token budget admits."""
     budget, shared = trainer.settings.token_budget, trainer.check.shared_prefix
     if shape.prompt + shape.completion > budget:
@@ -165,35 +214,41 @@ def worst_micro_batch(trainer: Trainer, shape: Shape) -> MicroBatch:
         )
     fitting = min(shape.group, (budget - shape.prompt) // shape.completion) if shared else 1
     rows = max(1, budget // (shape.prompt + fitting * shape.completion))
-    groups = [_made_up(shape, fitting, trainer.scorer.vocabulary) for _ in range(rows)]
+    groups = [_made_up(shape, fitting, trainer.policy_model.vocabulary) for _ in range(rows)]
     return lay_out(plan(groups, budget, shared_prefix=shared)[0], groups)
 
 
-def _made_up(shape: Shape, completions: int, vocabulary: int) -> Group:
+def _made_up(shape: StepShape, completions: int, vocabulary: int) -> Group:
     tokens = np.arange(shape.prompt + shape.completion) * 7919 % vocabulary
     answers = (Completion(f"made-up/{i}", tokens[shape.prompt :], UNKNOWN) for i in range(completions))
     return Group("made-up", Prompt("made-up", tokens[: shape.prompt], "made-up"), tuple(answers))
 
 
-def _of_rows(trainer: Trainer, shape: Shape, rows: int, length: int) -> tuple[float, float]:
+def _of_rows(trainer: Trainer, shape: StepShape, rows: int, length: int) -> tuple[float, float]:
     """Bytes that rows of so many tokens keep for their backward pass, and that the backward pass needs beside them.
 
     The first is c + a·n + b·n² through three shorter rows of n tokens. The second is the largest of several moments, of
     which the head's does not grow and a layer's does: a line through the longer two. A chunk of logits is as large as
     the shortest row allows meanwhile, and so a constant: it has a term of its own.
     """
-    scorer, chunk_tokens, shared = trainer.scorer, trainer.scorer.chunk_tokens, trainer.check.shared_prefix
-    shorter = [Shape(max(1, shape.prompt // by), max(1, shape.completion // by), shape.group) for by in (8, 8, 6, 4)]
+    policy_model, chunk_tokens, shared = (
+        trainer.policy_model,
+        trainer.policy_model.chunk_tokens,
+        trainer.check.shared_prefix,
+    )
+    shorter = [
+        StepShape(max(1, shape.prompt // by), max(1, shape.completion // by), shape.group) for by in (8, 8, 6, 4)
+    ]
     members = shape.group if shared else 1
-    scorer.chunk_tokens = min(chunk_tokens, shorter[0].completion * members)
+    policy_model.chunk_tokens = min(chunk_tokens, shorter[0].completion * members)
     try:
         measured = []
         for short in shorter:  # the first makes the gradients, and does not count
-            group = _made_up(short, members, scorer.vocabulary)
+            group = _made_up(short, members, policy_model.vocabulary)
             micro = lay_out(plan([group], 1 << 62, shared_prefix=shared)[0], [group])
             measured.append((micro.token_ids_RL.size, *_kept_and_peak(trainer, micro)))
     finally:
-        scorer.chunk_tokens = chunk_tokens
+        policy_model.chunk_tokens = chunk_tokens
         trainer.optimizer.discard()
     sizes, kept, peaks = np.array(measured[1:], np.float64).T
     beside = (peaks - kept)[-2:]
@@ -202,10 +257,10 @@ def _of_rows(trainer: Trainer, shape: Shape, rows: int, length: int) -> tuple[fl
 
 
 def _kept_and_peak(trainer: Trainer, micro: MicroBatch) -> tuple[int, int]:
-    scorer = trainer.scorer
-    layout = to_layout(micro, shared_prefix=trainer.check.shared_prefix, device=scorer.device)
+    policy_model = trainer.policy_model
+    layout = to_model_inputs(micro, shared_prefix=trainer.check.shared_prefix, device=policy_model.device)
     with LiveBytes() as live:
-        stats = scorer(layout)
+        stats = policy_model(layout)
         kept = live.now
         stats.logprobs.sum().backward()
     return kept, live.peak
@@ -227,14 +282,14 @@ def _bytes_by_kind(trainer: Trainer) -> dict[str, int]:
     for name, tensor in pieces(trainer).items():
         kind = kinds.get(name.split("/")[0], "AdamW")
         found[kind] = found.get(kind, 0) + _local(tensor).nbytes
-    parameters = sum(_local(p).nbytes for p in trainer.scorer.parameters() if p.dtype.itemsize < 4)
+    parameters = sum(_local(p).nbytes for p in trainer.policy_model.parameters() if p.dtype.itemsize < 4)
     return found | ({"parameters": parameters} if parameters else {})
 
 
-def _gathered(scorer: TokenScorer) -> int:
+def _gathered(policy_model: PolicyModel) -> int:
     """Elements that are whole at one time where parameters are sharded: the root, a block, and the next one."""
-    inside = [sum(p.numel() for p in block.parameters()) for block in blocks_of(scorer)]
-    return sum(p.numel() for p in scorer.parameters()) - sum(inside) + 2 * max(inside, default=0)
+    inside = [sum(p.numel() for p in block.parameters()) for block in blocks_of(policy_model)]
+    return sum(p.numel() for p in policy_model.parameters()) - sum(inside) + 2 * max(inside, default=0)
 
 
 def _local(tensor: Tensor) -> Tensor:

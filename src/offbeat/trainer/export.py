@@ -7,8 +7,8 @@ from typing import Final
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from offbeat.errors import CheckpointError
 from offbeat.trainer.checkpoint import Checkpoint
-from offbeat.trainer.checkpoint_files import CheckpointError
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json",

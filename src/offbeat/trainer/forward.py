@@ -19,9 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from offbeat.experience.packing import MicroBatch, lay_out, plan
+from offbeat.errors import UnsupportedModel
 from offbeat.objective.logprobs import TokenStats, token_stats
 from offbeat.trainer import attention
+from offbeat.trainer.packing import MicroBatch, lay_out, plan
 from offbeat.types import UNKNOWN, Completion, Group, Prompt
 
 logger = logging.getLogger(__name__)
@@ -31,11 +32,7 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.25, tor
 bfloat16 transformers' own two ways of attending differ by 0.07 there (SmolLM2), in float32 by 6e-6."""
 
 
-class UnsupportedModel(ValueError):
-    """A model whose log-probs the trainer would get wrong."""
-
-
-class Layout(NamedTuple):
+class ModelInputs(NamedTuple):
     """A micro-batch as the model takes it. Positions and attention are None on plain rows: causal, from 0."""
 
     token_ids_RL: Tensor
@@ -45,14 +42,14 @@ class Layout(NamedTuple):
     targets: Tensor
 
 
-def to_layout(batch: MicroBatch, *, shared_prefix: bool, device: torch.device) -> Layout:
+def to_model_inputs(batch: MicroBatch, *, shared_prefix: bool, device: torch.device) -> ModelInputs:
     """The arrays of `batch` on `device`.
 
     Plain rows need no mask: they are padded on the right, where nothing that counts looks.
 
     >>> group = Group("g", Prompt("p", [1, 2], "t"), tuple(Completion(f"g/{i}", [5], UNKNOWN) for i in range(2)))
     >>> batch = lay_out(plan([group], 64, shared_prefix=True)[0], [group])
-    >>> layout = to_layout(batch, shared_prefix=True, device=torch.device("cpu"))
+    >>> layout = to_model_inputs(batch, shared_prefix=True, device=torch.device("cpu"))
     >>> layout.position_ids_RL.tolist(), layout.attention.keys_NK.tolist()
     ([[0, 1, 2, 2]], [[0, 1, 2], [0, 1, 3]])
     """
@@ -66,10 +63,10 @@ def to_layout(batch: MicroBatch, *, shared_prefix: bool, device: torch.device) -
             looks = attention.segments_of(batch, device)
     arrays = (batch.token_ids_RL, batch.predictors, batch.targets)
     token_ids, predictors, targets = (torch.from_numpy(array).to(device) for array in arrays)
-    return Layout(token_ids, positions, looks, predictors, targets)
+    return ModelInputs(token_ids, positions, looks, predictors, targets)
 
 
-class TokenScorer(nn.Module):
+class PolicyModel(nn.Module):
     """A causal language model as the trainer uses it: a micro-batch in, log-prob and entropy of its tokens out.
 
     Body and head meet in this one `forward`, so it is also the root for whoever shards the parameters. Dropout is off:
@@ -77,10 +74,10 @@ class TokenScorer(nn.Module):
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-    >>> scorer = TokenScorer(LlamaForCausalLM(LlamaConfig(**sizes)))
+    >>> policy_model = PolicyModel(LlamaForCausalLM(LlamaConfig(**sizes)))
     >>> group = Group("g", Prompt("p", [1, 2], "t"), (Completion("g/0", [5, 6, 7], UNKNOWN),))
     >>> batch = lay_out(plan([group], 64, shared_prefix=False)[0], [group])
-    >>> scorer(to_layout(batch, shared_prefix=False, device=scorer.device)).logprobs.shape
+    >>> policy_model(to_model_inputs(batch, shared_prefix=False, device=policy_model.device)).logprobs.shape
     torch.Size([3])
     """
 
@@ -113,7 +110,7 @@ class TokenScorer(nn.Module):
         """Token ids are below it."""
         return int(self.model.get_input_embeddings().num_embeddings)
 
-    def forward(self, layout: Layout) -> TokenStats:
+    def forward(self, layout: ModelInputs) -> TokenStats:
         body, head = self.model.base_model, self.model.get_output_embeddings()
         states = body(layout.token_ids_RL, use_cache=False, **_attention_arguments(layout))
         # index_select and not [], whose gradient on CPU adds up in whatever order threads come.
@@ -135,7 +132,7 @@ class TokenScorer(nn.Module):
         return logits
 
 
-def _attention_arguments(layout: Layout) -> dict[str, object]:
+def _attention_arguments(layout: ModelInputs) -> dict[str, object]:
     match layout.attention:
         case None:
             return {}
@@ -160,53 +157,55 @@ class ModelCheck:
 
 
 @torch.no_grad()
-def check_model(scorer: TokenScorer, token_budget: int) -> ModelCheck:
+def check_model(policy_model: PolicyModel, token_budget: int) -> ModelCheck:
     """Whether rows with a shared prefix give this model's log-probs; raises if not even plain rows do.
 
     One group is scored both ways, with a prompt as long as the budget admits, so that an attention window shorter than
     that shows. It costs the forward pass of one full micro-batch, twice.
     """
-    limit = getattr(scorer.model.config, "max_position_embeddings", token_budget)
+    limit = getattr(policy_model.model.config, "max_position_embeddings", token_budget)
     answer = max(1, min(16, token_budget // 4))
     prompt = max(1, min(token_budget, limit) - 2 * answer)
-    _check_head(scorer, _made_up(scorer.vocabulary, min(prompt, 16), answer))
-    group = _made_up(scorer.vocabulary, prompt, answer)
-    plain = _second_answer(scorer, group, shared_prefix=False)
-    own = scorer.model.config._attn_implementation
+    _check_head(policy_model, _made_up(policy_model.vocabulary, min(prompt, 16), answer))
+    group = _made_up(policy_model.vocabulary, prompt, answer)
+    plain = _second_answer(policy_model, group, shared_prefix=False)
+    own = policy_model.model.config._attn_implementation
     try:
-        scorer.model.set_attn_implementation(attention.NAME if scorer.device.type != "cuda" else "flex_attention")
-        difference = float((_second_answer(scorer, group, shared_prefix=True) - plain).abs().mean())
+        policy_model.model.set_attn_implementation(
+            attention.NAME if policy_model.device.type != "cuda" else "flex_attention"
+        )
+        difference = float((_second_answer(policy_model, group, shared_prefix=True) - plain).abs().mean())
         why = f"its log-probs differ by {difference:.2g} from plain rows, at {prompt} prompt tokens"
     except (TypeError, ValueError, RuntimeError) as refusal:  # whatever an architecture says to what it does not know
         difference, why = math.inf, f"it takes neither positions nor attention from outside ({refusal})"
-    if difference <= _tolerance(scorer):
+    if difference <= _tolerance(policy_model):
         return ModelCheck(True, f"prompts are computed once per group; log-probs within {difference:.1g} of plain rows")
-    scorer.model.set_attn_implementation(own)
-    name = type(scorer.model).__name__
+    policy_model.model.set_attn_implementation(own)
+    name = type(policy_model.model).__name__
     message = f"{name} does not allow a shared prefix: {why}; every completion is computed with its own prompt, slower"
     logger.warning(message)
     return ModelCheck(False, message)
 
 
-def _tolerance(scorer: TokenScorer) -> float:
-    return TOLERANCE[scorer.compute_dtype]
+def _tolerance(policy_model: PolicyModel) -> float:
+    return TOLERANCE[policy_model.compute_dtype]
 
 
-def _check_head(scorer: TokenScorer, group: Group) -> None:
+def _check_head(policy_model: PolicyModel, group: Group) -> None:
     """Some models scale or cap their logits after the head, which chunked log-probs would miss."""
     ids = torch.from_numpy(np.concatenate([group.prompt.token_ids, group.completions[1].token_ids])).long()
-    ids = ids[None].to(scorer.device)
-    logits = scorer.logits(ids)[:, :-1] / scorer.temperature
+    ids = ids[None].to(policy_model.device)
+    logits = policy_model.logits(ids)[:, :-1] / policy_model.temperature
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     theirs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).flatten()[len(group.prompt.token_ids) - 1 :]
-    difference = float((_second_answer(scorer, group, shared_prefix=False) - theirs).abs().mean())
+    difference = float((_second_answer(policy_model, group, shared_prefix=False) - theirs).abs().mean())
     if math.isnan(difference):
         raise UnsupportedModel(
-            f"{type(scorer.model).__name__} has log-probs that are not finite: its weights are broken"
+            f"{type(policy_model.model).__name__} has log-probs that are not finite: its weights are broken"
         )
-    if difference > _tolerance(scorer):
+    if difference > _tolerance(policy_model):
         raise UnsupportedModel(
-            f"{type(scorer.model).__name__} does something to its logits after the output head: log-probs from the "
+            f"{type(policy_model.model).__name__} changes its logits after the output head: log-probs from the "
             f"head alone are off by {difference:.2g}; use a model without logit scaling or soft-capping"
         )
 
@@ -219,11 +218,11 @@ def _made_up(vocabulary: int, prompt: int, answer: int) -> Group:
     return Group("made-up", Prompt("made-up", tokens[:prompt], "made-up"), completions)
 
 
-def _second_answer(scorer: TokenScorer, group: Group, *, shared_prefix: bool) -> Tensor:
+def _second_answer(policy_model: PolicyModel, group: Group, *, shared_prefix: bool) -> Tensor:
     """Log-probs of the second completion: on a shared row, the first stands between it and the prompt."""
     if not shared_prefix:
         group = Group(group.id, group.prompt, group.completions[1:])
     [part] = plan([group], 1 << 62, shared_prefix=shared_prefix)
-    layout = to_layout(lay_out(part, [group]), shared_prefix=shared_prefix, device=scorer.device)
-    stats: TokenStats = scorer(layout)
+    layout = to_model_inputs(lay_out(part, [group]), shared_prefix=shared_prefix, device=policy_model.device)
+    stats: TokenStats = policy_model(layout)
     return stats.logprobs[-len(group.completions[-1].token_ids) :]

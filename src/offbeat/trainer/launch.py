@@ -23,34 +23,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Final
 
-from offbeat.trainer.fsdp import PATIENCE, join, leave
-from offbeat.trainer.ranks import Ranks
+from offbeat.errors import RankDied, RankFailed, RankLost, RankSilent
+from offbeat.trainer.fsdp import PATIENCE, Ranks, join, leave
 from offbeat.types import Json
 
 BEAT: Final = 0.5
 """Seconds between two signs of life."""
 GRACE: Final = 1.0
 """Seconds after the first trouble in which its cause may still show: who waits for a dead rank fails as well."""
-
-
-class RankLost(RuntimeError):
-    """A rank cannot go on, so none can. Resume from the newest checkpoint."""
-
-    def __init__(self, rank: int, how: str) -> None:
-        self.rank = rank
-        super().__init__(f"rank {rank} {how}")
-
-
-class RankDied(RankLost):
-    """Its process ended."""
-
-
-class RankFailed(RankLost):
-    """It raised an error."""
-
-
-class RankSilent(RankLost):
-    """Its process is there and gives no sign of life."""
 
 
 @dataclass

@@ -22,8 +22,8 @@ from offbeat.objective.bound import (
     predicted_gain,
 )
 from offbeat.objective.ratios import bounded_exp, linear_exp, log_ratios
-from offbeat.trainer.batch import NO_LAG, Batch, Part
-from offbeat.trainer.ranks import Ranks
+from offbeat.trainer.batch import NO_LAG, Batch, MicroBatchStreams
+from offbeat.trainer.fsdp import Ranks
 from offbeat.types import Unscorable
 
 LAG_BUCKETS: Final = ("0", "1", "2-3", "4-7", "8-15", "16-31", "32+", "none")
@@ -54,7 +54,7 @@ class Pass:
 class Seen:
     """Everything known about one micro-batch at the end of a step."""
 
-    part: Part
+    part: MicroBatchStreams
     passes: list[Pass]
     """Of the updates, in order."""
     reference_NT: Tensor | None

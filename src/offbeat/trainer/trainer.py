@@ -18,19 +18,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from offbeat.experience.packing import lay_out, plan
+from offbeat.errors import NoGradient
 from offbeat.objective.losses import Loss, Streams, policy_loss
 from offbeat.objective.spec import Need, NoGate, Objective
-from offbeat.trainer.batch import Batch, Part, assemble, find_faults, to_part
-from offbeat.trainer.forward import ModelCheck, TokenScorer, check_model
+from offbeat.trainer.batch import Batch, MicroBatchStreams, assemble, find_faults, to_streams
+from offbeat.trainer.forward import ModelCheck, PolicyModel, check_model
+from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.measures import Pass, Seen, measure
 from offbeat.trainer.optimizer import MasterAdamW
-from offbeat.trainer.ranks import Ranks
+from offbeat.trainer.packing import lay_out, plan
 from offbeat.types import UNKNOWN, Group
-
-
-class NoGradient(RuntimeError):
-    """No token of the batch would have moved the policy. Nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +59,14 @@ class Trained:
     """Those that pushed the policy."""
     zero_variance: tuple[str, ...]
     too_small: tuple[str, ...]
+    drift: float | None
+    """Token-level total variation between π_k and α; None if no behavior log-prob is known. The cadence reads it."""
     metrics: dict[str, float]
     by_lag: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedBatch:
     """An update that was not made: parameters and optimiser are as before it."""
 
     faults: dict[str, str]
@@ -85,18 +84,19 @@ class Trainer:
     >>> from offbeat.trainer.optimizer import OptimizerSettings
     >>> from offbeat.types import Completion, Prompt, Score
     >>> sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-    >>> scorer = TokenScorer(LlamaForCausalLM(LlamaConfig(**sizes)))
-    >>> trainer = Trainer(scorer, MasterAdamW(scorer, OptimizerSettings()), StepSettings(PRESETS["red-drop"].objective))
+    >>> policy_model = PolicyModel(LlamaForCausalLM(LlamaConfig(**sizes)))
+    >>> optimizer = MasterAdamW(policy_model, OptimizerSettings())
+    >>> trainer = Trainer(policy_model, optimizer, StepSettings(PRESETS["red-drop"].objective))
     >>> answers = tuple(Completion(f"g/{i}", [5, i], UNKNOWN, score=Score(float(i == 0))) for i in range(2))
     >>> done = trainer.train([Group("g", Prompt("p", [1, 2], "t"), answers)])
     >>> done.step, done.groups, done.metrics["reward_mean"]
     (1, ('g',), 0.5)
     """
 
-    scorer: TokenScorer
+    policy_model: PolicyModel
     optimizer: MasterAdamW
     settings: StepSettings
-    reference: TokenScorer | None = None
+    reference: PolicyModel | None = None
     ranks: Ranks = field(default_factory=Ranks)
     step: int = 0
     check: ModelCheck = field(init=False)
@@ -107,19 +107,19 @@ class Trainer:
             raise ValueError("this objective has a KL term to a reference policy: give a second model as `reference`")
         if not needed and self.reference is not None:
             raise ValueError("no term of this objective looks at a reference policy: leave `reference` out")
-        self.check = check_model(self.scorer, self.settings.token_budget)
+        self.check = check_model(self.policy_model, self.settings.token_budget)
         if self.reference is not None:
             check_model(self.reference.requires_grad_(False), self.settings.token_budget)
 
-    def train(self, groups: Sequence[Group], *, prior_B2: Tensor | None = None) -> Trained | Refused:
+    def train(self, groups: Sequence[Group], *, prior_B2: Tensor | None = None) -> Trained | RefusedBatch:
         """One step on `groups`, the whole batch on every rank; `prior_B2` is for shrunk advantages.
 
         Raises `NoGradient` where the batch has nothing to teach.
         """
         settings, objective = self.settings, self.settings.objective
-        budget, vocabulary = settings.token_budget, self.scorer.vocabulary
+        budget, vocabulary = settings.token_budget, self.policy_model.vocabulary
         if faults := find_faults(groups, objective, token_budget=budget, vocabulary=vocabulary):
-            return Refused(faults)
+            return RefusedBatch(faults)
         batch = assemble(groups, objective, step=self.step, seed=settings.seed, prior_B2=prior_B2)
         if not batch.trimmed:
             raise NoGradient(_nothing_to_train(batch))
@@ -133,7 +133,7 @@ class Trainer:
             if faults := _faults(batch, faulty_B, norm):
                 self.optimizer.discard()
                 self.step += updates > 0
-                return Refused(faults, updates)
+                return RefusedBatch(faults, updates)
             if pushing == 0:
                 self.optimizer.discard()
                 break
@@ -153,18 +153,19 @@ class Trainer:
             groups=tuple(group.id for group in batch.trimmed),
             zero_variance=batch.ids(batch.credit.zero_variance_B),
             too_small=batch.ids(batch.credit.too_small_B),
+            drift=measures.overall.get("drift_tv_token"),
             metrics=measures.overall | figures | {"updates": float(updates)},
             by_lag=measures.by_lag,
         )
 
     def _lay_out(self, batch: Batch) -> list[Seen]:
         """This rank's micro-batches, the longest first, with the reference policy's log-probs if there is one."""
-        shared, device = self.check.shared_prefix, self.scorer.device
+        shared, device = self.check.shared_prefix, self.policy_model.device
         plans = plan(batch.trimmed, self.settings.token_budget, shared_prefix=shared)
         seen = []
         for one, counts in self.ranks.share(plans):
             micro = lay_out(one, batch.trimmed)
-            part = to_part(batch, micro, shared_prefix=shared, counts=counts, device=device)
+            part = to_streams(batch, micro, shared_prefix=shared, counts=counts, device=device)
             reference_NT = None
             if self.reference is not None:
                 with torch.no_grad():
@@ -176,10 +177,10 @@ class Trainer:
         """Gradients of one update added up: its loss, tokens that push, groups whose log-probs are not finite [B]."""
         settings = self.settings
         groups, size = batch.rewards_BG.shape
-        found = torch.zeros(2 + groups, dtype=torch.float64, device=self.scorer.device)
+        found = torch.zeros(2 + groups, dtype=torch.float64, device=self.policy_model.device)
         for one in seen:
             part = one.part
-            stats = self.scorer(part.layout)
+            stats = self.policy_model(part.layout)
             policy_NT = part.padded(stats.logprobs)
             loss = policy_loss(
                 settings.objective, _streams(one, policy_NT), batch.counts, length_limit=settings.length_limit
@@ -197,7 +198,7 @@ class Trainer:
         every = self.settings.refresh_every
         if self.reference is not None and every and self.step % every == 0:
             with torch.no_grad():
-                for theirs, ours in zip(self.reference.parameters(), self.scorer.parameters(), strict=True):
+                for theirs, ours in zip(self.reference.parameters(), self.policy_model.parameters(), strict=True):
                     theirs.copy_(ours)
 
 
@@ -214,7 +215,7 @@ def _streams(one: Seen, policy_NT: Tensor) -> Streams:
     )
 
 
-def _pushing(objective: Objective, part: Part, loss: Loss) -> Tensor:
+def _pushing(objective: Objective, part: MicroBatchStreams, loss: Loss) -> Tensor:
     """Tokens with a gradient, [N, T]."""
     if objective.regularizers:
         return part.mask_NT

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Final
 
-from offbeat.weights.bits import Bits
-from offbeat.weights.errors import DamagedFile
-from offbeat.weights.manifest import Manifest
-from offbeat.weights.store import Store, Writer
+from offbeat.errors import DamagedFile
+from offbeat.storage.store import Store, Writer
+from offbeat.weights.delta import Bits
+from offbeat.weights.manifest import VersionManifest
 
 _HEADER_LIMIT: Final = 100 << 20
 
@@ -24,7 +24,7 @@ def write_anchor(state: Mapping[str, Bits], writer: Writer) -> None:
     >>> import tempfile, torch
     >>> from pathlib import Path
     >>> from safetensors.torch import load_file
-    >>> from offbeat.weights.store import LocalStore
+    >>> from offbeat.storage.store import LocalStore
     >>> with tempfile.TemporaryDirectory() as place, LocalStore(Path(place)).create("x.safetensors") as writer:
     ...     write_anchor({"w": Bits.of(torch.tensor([1.5, 2.5]))}, writer)
     ...     load_file(f"{place}/x.safetensors")
@@ -44,7 +44,7 @@ def write_anchor(state: Mapping[str, Bits], writer: Writer) -> None:
         writer.write(bits.raw())
 
 
-def read_anchor(store: Store, manifest: Manifest, each: Callable[[], None]) -> dict[str, Bits]:
+def read_anchor(store: Store, manifest: VersionManifest, each: Callable[[], None]) -> dict[str, Bits]:
     """The state in a version's anchor, of which every byte was verified; `each` is called after each tensor."""
     file = manifest.anchor
     assert file is not None
@@ -70,7 +70,7 @@ def read_anchor(store: Store, manifest: Manifest, each: Callable[[], None]) -> d
     return {name: state[name] for name in manifest.tensors}
 
 
-def _layout(text: bytes, manifest: Manifest) -> list[str]:
+def _layout(text: bytes, manifest: VersionManifest) -> list[str]:
     """Names in the order of the file, where header and manifest tell the same."""
     header = json.loads(text)
     header.pop("__metadata__", None)

@@ -11,11 +11,10 @@ from typing import Final, TypeVar
 
 from torch import Tensor
 
-from offbeat.weights.bits import Bits
-from offbeat.weights.delta import encode
-from offbeat.weights.errors import WeightLogError
+from offbeat.errors import WeightLogError
+from offbeat.storage.store import Writer
+from offbeat.weights.delta import Bits, encode
 from offbeat.weights.manifest import TensorEntry
-from offbeat.weights.store import Writer
 
 State = Iterable[tuple[str, Tensor]]
 """Names and tensors, on any device. A tensor must not change until all have been taken."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
+from offbeat.errors import DamagedFile, ProbeError
 from offbeat.types import Json
-from offbeat.weights.bits import DTYPES, state_digest
-from offbeat.weights.errors import DamagedFile
-from offbeat.weights.probe import Probe, ProbeError
+from offbeat.weights.delta import DTYPES, state_digest
+from offbeat.weights.probe import Probe
 
 FORMAT: Final = "offbeat-weights/1"
 FOLDER: Final = "versions"
@@ -72,12 +72,12 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class VersionManifest:
     """A version: an anchor, a patch on a base, or both, and what comes out of either.
 
     >>> anchor = File("data/a.safetensors", 120, "00" * 32)
-    >>> manifest = Manifest.made(3, {"w": TensorEntry("BF16", (4,), "11" * 32, None)}, anchor=anchor)
-    >>> Manifest.parse(manifest.serialise(), "versions/0000000003.json") == manifest
+    >>> manifest = VersionManifest.made(3, {"w": TensorEntry("BF16", (4,), "11" * 32, None)}, anchor=anchor)
+    >>> VersionManifest.parse(manifest.serialise(), "versions/0000000003.json") == manifest
     True
     """
 
@@ -101,7 +101,7 @@ class Manifest:
         patch: File | None = None,
         anchor: File | None = None,
         probe: Probe | None = None,
-    ) -> "Manifest":
+    ) -> "VersionManifest":
         """With its digests worked out."""
         state = state_digest((name, t.dtype, t.shape, t.xxh3) for name, t in tensors.items())
         manifest = cls(version, state, tensors, base, patch, anchor, probe.to_json() if probe else None)
@@ -133,7 +133,7 @@ class Manifest:
         ).encode()
 
     @classmethod
-    def parse(cls, content: bytes, name: str) -> "Manifest":
+    def parse(cls, content: bytes, name: str) -> "VersionManifest":
         """What `serialise` wrote, or `DamagedFile`."""
         first, _, body = content.partition(b"\n")
         if first != hashlib.sha256(body).hexdigest().encode():
@@ -144,7 +144,7 @@ class Manifest:
             raise _damaged(name, f"it does not describe a version ({error!r})") from error
 
     @classmethod
-    def _from_json(cls, data: dict[str, Json]) -> "Manifest":
+    def _from_json(cls, data: dict[str, Json]) -> "VersionManifest":
         if data["format"] != FORMAT:
             raise ValueError(f"its format is {data['format']!r}, and this reads {FORMAT!r}")
         entries = cast("dict[str, dict[str, Json]]", data["tensors"])

@@ -11,14 +11,11 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from offbeat.errors import ProbeError
 from offbeat.seeds import derive
 from offbeat.types import Json
 
 Sequences = tuple[tuple[int, ...], ...]
-
-
-class ProbeError(ValueError):
-    """What was read is no probe, or was measured on other sequences."""
 
 
 @dataclass(frozen=True, eq=False)

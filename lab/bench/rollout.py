@@ -1,0 +1,209 @@
+"""What a worker costs beside its engine.
+
+python -m lab.bench.rollout speed     tokens per second through worker, scoring and append against bare AsyncLLM
+python -m lab.bench.rollout cadence   properties of the drift cadence
+"""
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.figures import ROOT, Figure, record
+from offbeat.experience.log import ExperienceLog
+from offbeat.rollout.engine import Sampling
+from offbeat.rollout.generation import GroupMaker
+from offbeat.rollout.prompt_leases import LocalPrompts, PromptLease, PromptLeases
+from offbeat.rollout.worker import Pace, Worker
+from offbeat.scoring.pool import ScoringPool
+from offbeat.seeds import derive
+from offbeat.tasks.arithmetic import arithmetic
+from offbeat.tasks.data import prompt_at
+from offbeat.weights.probe import Probe, probe_sequences
+from offbeat.weights.publisher import WeightLog
+from offbeat.weights.subscriber import Subscription
+
+if TYPE_CHECKING:
+    from offbeat.rollout.vllm import VllmEngine
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is generated."""
+
+    model: Path
+    groups: int
+    size: int
+    tokens: int
+    rounds: int
+    dtype: str = "bfloat16"
+
+
+@dataclass
+class Bench:
+    """An engine, a worker around it, and prompts nobody has seen yet."""
+
+    setting: Setting
+    engine: "VllmEngine"
+    worker: Worker
+    prompts: LocalPrompts
+    sampling: Sampling
+
+    async def leases(self) -> list[PromptLease]:
+        return await self.prompts.take(self.setting.groups, "bench")
+
+    async def through_worker(self, leases: list[PromptLease]) -> int:
+        """As the worker's lanes do it: a call for every group, all at once, each scored and on disk when it returns."""
+        groups = await asyncio.gather(*(self.worker.rollout([lease]) for lease in leases))
+        return sum(len(one.token_ids) for [group] in groups for one in group.completions)
+
+    async def bare(self, leases: list[PromptLease]) -> int:
+        """The same prompts, parameters and seeds, by nothing but `AsyncLLM.generate`."""
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        async def one(lease: PromptLease, index: int) -> int:
+            params = SamplingParams(
+                n=1,
+                seed=derive(lease.seed, index),
+                temperature=self.sampling.temperature,
+                max_tokens=self.sampling.max_tokens,
+                stop_token_ids=list(self.sampling.stop_token_ids),
+                ignore_eos=True,
+                logprobs=0,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            prompt = tokens_input(lease.prompt.token_ids.tolist(), cache_salt=f"bare {lease.group_id}")
+            count = 0
+            async for output in self.engine._llm.generate(prompt, params, f"bare {lease.group_id}/{index}"):
+                count = len(output.outputs[0].token_ids)
+            return count
+
+        return sum(await asyncio.gather(*(one(lease, i) for lease in leases for i in range(self.setting.size))))
+
+
+@asynccontextmanager
+async def bench(setting: Setting, place: Path) -> AsyncIterator[Bench]:
+    """Everything real: vLLM, a weight log with version 0, a scoring pool, an experience log on disk."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from offbeat.rollout.engine import Engine
+    from offbeat.rollout.hf import HfEngine
+    from offbeat.rollout.vllm import VllmEngine
+
+    tokenizer = AutoTokenizer.from_pretrained(str(setting.model), local_files_only=True)
+    task = arithmetic()
+    model = AutoModelForCausalLM.from_pretrained(str(setting.model), dtype=setting.dtype)
+    order = prompt_at(task, tokenizer, 0)
+    some = [order(place).token_ids.tolist() for place in range(4)]
+    sequences = probe_sequences(some, model.config.vocab_size, seed=0)
+    with WeightLog.open(place / "weights") as weights:
+        weights.publish(0, model.state_dict().items(), Probe(sequences, await HfEngine(model).logprobs(sequences)))
+    engines: list[VllmEngine] = []
+
+    async def start() -> Engine:
+        started = await VllmEngine.start(
+            setting.model,
+            dtype=setting.dtype,
+            max_model_len=64 + setting.tokens,
+            max_num_seqs=setting.groups * setting.size,
+            threads=os.cpu_count() or 1,
+        )
+        engines.append(started)
+        return started
+
+    sampling = Sampling(setting.tokens, (tokenizer.eos_token_id,))
+    desk = LocalPrompts(PromptLeases(order, name="bench", seed=0, seconds=3600))
+    with (
+        ExperienceLog.open(place / "experience") as log,
+        ScoringPool.of(task, workers=2) as pool,
+        Subscription.open(place / "weights", name="bench") as policies,
+    ):
+        maker = GroupMaker(setting.size, sampling, lambda ids: str(tokenizer.decode(ids)), pool)
+        worker = Worker("bench", start, policies, desk, maker, log, Pace(lanes=setting.groups))
+        try:
+            await worker.start()
+            yield Bench(setting, engines[0], worker, desk, sampling)
+        finally:
+            await worker.close()
+
+
+async def compared(setting: Setting, place: Path) -> list[tuple[float, float]]:
+    """(worker, bare) tokens per second of each round, the order changing from round to round."""
+    rates = []
+    async with bench(setting, place) as ready:
+        await ready.through_worker(await ready.leases())  # the first calls of a process are slower
+        for number in range(setting.rounds):
+            leases = await ready.leases()
+            ways: list[Callable[[list[PromptLease]], Awaitable[int]]] = [ready.through_worker, ready.bare]
+            rate: dict[int, float] = {}
+            for way in (0, 1) if number % 2 else (1, 0):
+                began = time.perf_counter()
+                tokens = await ways[way](leases)
+                rate[way] = tokens / (time.perf_counter() - began)
+            rates.append((rate[0], rate[1]))
+            print(f"round {number}: worker {rate[0]:.0f} tokens/s, bare {rate[1]:.0f} tokens/s", flush=True)
+    return rates
+
+
+def speed() -> bool:
+    """Must show 5."""
+    from lab.fixtures import smollm2
+
+    setting = Setting(smollm2.directory(), groups=8, size=8, tokens=96, rounds=10)
+    with tempfile.TemporaryDirectory() as place:
+        rates = asyncio.run(compared(setting, Path(place)))
+    ratios = sorted(worker / bare for worker, bare in rates)
+    median = statistics.median(ratios)
+    return record(
+        Figure(
+            "weights-rollout.5",
+            "tokens per second, worker + scoring + append / bare AsyncLLM.generate, SmolLM2-135M, 64 sequences",
+            "≥ 0.97",
+            round(median, 3),
+            "×",
+            median >= 0.97,
+            len(ratios),
+            f"median of {len(ratios)} rounds by turns, lowest {ratios[0]:.3f}, highest {ratios[-1]:.3f}; "
+            f"bare {statistics.median(bare for _, bare in rates):.0f} tokens/s; load {os.getloadavg()[0]:.1f}; "
+            "scoring, packing and the append share the two cores with the engine",
+        )
+    )
+
+
+def cadence() -> bool:
+    """Must show 8: the properties of tests/run/test_cadence.py, by hypothesis."""
+    tests = "tests/run/test_cadence.py"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", tests], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    print(run.stdout)
+    passed = run.stdout.strip().splitlines()[-1]
+    return record(
+        Figure(
+            "weights-rollout.8",
+            "Drift cadence: never before min, never after max, monotone in the budget, no flapping, resumable",
+            "all properties hold",
+            passed.split(" in ")[0],
+            "tests",
+            run.returncode == 0,
+            4 * 1000 + 300,
+            "1,000 random courses of drift for each of four properties, with delays of 0 to 6 steps until a publish "
+            "shows in batches; 300 for resuming",
+        )
+    )
+
+
+if __name__ == "__main__":
+    commands = {"speed": speed, "cadence": cadence}
+    sys.exit(not commands[sys.argv[1]]())

@@ -1,0 +1,87 @@
+"""The pictures of docs/adaptive-sync.md."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+import matplotlib as mpl
+
+mpl.use("svg")
+import matplotlib.pyplot as plt  # after the choice of what draws
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+from lab.figures import ROOT
+
+DOCS: Final = ROOT / "docs"
+SHOWN: Final = 0.5
+"""Promises beyond it are counted in the title: a single ratio of 50 would flatten all others."""
+COLORS: Final = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d5a97", "#c98b1b", "#4a4e57", "#17a398", "#a0522d")
+
+
+class Point(Protocol):
+    """A promise, as far as it is drawn."""
+
+    @property
+    def gain(self) -> float: ...
+    @property
+    def realised(self) -> float: ...
+
+
+def _save(name: str) -> None:
+    mpl.rcParams["svg.hashsalt"] = name  # the same picture from the same numbers, byte for byte
+    plt.tight_layout()
+    plt.savefig(DOCS / name, metadata={"Date": None})
+    plt.close()
+
+
+def _plain(axes: "Axes", x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def curves(arms: Mapping[str, Mapping[int, float]], ends: Mapping[str, tuple[float, float, float]]) -> None:
+    """Pass rate by step; and where each arm ends, by its number of publishes: (publishes, pass rate, half interval)."""
+    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
+    for (name, rates), color in zip(arms.items(), COLORS, strict=False):
+        left.plot(list(rates), list(rates.values()), label=name, color=color, linewidth=1.4)
+    left.legend(frameon=False, fontsize=8)
+    _plain(left, "step", "pass rate")
+    for name, (publishes, rate, half) in ends.items():
+        drifting = name.startswith("drift")
+        color, place, side = (COLORS[1], (-6, 5), "right") if drifting else (COLORS[0], (6, 5), "left")
+        right.errorbar(publishes, rate, yerr=half, fmt="o", color=color, capsize=3, markersize=4)
+        right.annotate(name, (publishes, rate), textcoords="offset points", xytext=place, ha=side, fontsize=8)
+    right.set_xscale("log")
+    right.set_xlim(3.2, 160)
+    right.set_xticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
+    right.minorticks_off()
+    _plain(right, "publishes", "final pass rate")
+    _save("adaptive-sync.svg")
+
+
+def gate_shares(by_lag: Mapping[str, Mapping[str, float]], buckets: Sequence[str]) -> None:
+    """Share of tokens stopped by the gate, by lag, a line for each learning rate."""
+    _, axes = plt.subplots(figsize=(4.6, 3.2))
+    for (name, shares), color in zip(by_lag.items(), COLORS, strict=False):
+        known = [bucket for bucket in buckets if bucket in shares]
+        axes.plot(known, [shares[bucket] for bucket in known], "o-", label=name, color=color, markersize=4)
+    axes.legend(frameon=False, fontsize=8, title="learning rate", title_fontsize=8)
+    _plain(axes, "lag", "share of tokens stopped")
+    _save("gates-by-lag.svg")
+
+
+def scatter(sets: Mapping[str, Sequence[Sequence[Point]]]) -> None:
+    """Promise against realised gain of every publish of every run, with the line on which they are equal."""
+    _, panels = plt.subplots(1, len(sets), figsize=(8.4, 3.8), sharex=True, sharey=True)
+    for axes, (name, runs), color in zip(panels, sets.items(), COLORS, strict=False):
+        points = [point for run in runs for point in run]
+        outside = sum(abs(point.gain) > SHOWN for point in points)
+        axes.axline((0, 0), slope=1, color="#999999", linewidth=1)
+        axes.plot([p.realised for p in points], [p.gain for p in points], ".", color=color, alpha=0.5, markersize=4)
+        axes.set_ylim(-SHOWN, SHOWN)
+        axes.set_title(f"batch {name}" + (f" ({outside} outside)" if outside else ""), fontsize=9)
+        _plain(axes, "realised gain in pass rate", "promised gain")
+    _save("calibration.svg")

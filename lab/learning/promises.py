@@ -1,0 +1,186 @@
+"""What publishes promised against what they brought: rows run.4 and docs/calibration.svg, from the cells of the sweep.
+
+    python -m lab.learning.promises
+
+A promise is `unseen` where the batch had not been trained on when it was asked, and `seen` where it just had been. A
+gain that was realised is exact: the task is small enough to compute its pass rate without sampling.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Final, Literal
+
+from lab.figures import Figure, record
+from lab.learning.plots import scatter
+from lab.learning.rows import REPORTED, Published, best_rate, rows
+from lab.learning.statistics import bootstrap, correlation, slope
+
+FIXED: Final = ("v5", "v10", "v20")
+DRIFT: Final = ("drift-0.05", "drift-0.1")
+"""Together where lag is above 0, so that an unseen batch says something."""
+FAIR: Final = 8 / 7
+"""A group's mean includes the completion compared with it, which makes a gain appear smaller by 1/G; G is 8."""
+Z_95: Final = 1.645
+ALLOWED: Final = 0.05
+
+When = Literal["unseen", "seen"]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One publish."""
+
+    gain: float
+    error: float
+    normalised: float
+    bound: float
+    bound_error: float
+    tight: float
+    tight_error: float
+    realised: float
+
+    @classmethod
+    def of(cls, row: Published, when: When) -> "Promise":
+        """From a line of a cell."""
+        one = row[when]
+        gain, error = (FAIR * value for value in one["gain"])
+        (bound, bound_error), (tight, tight_error) = one["bound_paper"], one["bound_tight"]
+        normalised, realised = FAIR * one["normalised"][0], one["realised"][0]
+        return cls(gain, error, normalised, bound, bound_error, tight, tight_error, realised)
+
+    def breaks(self, *, tight: bool = False) -> bool:
+        """Whether the bound is above what was realised by more than its own error explains, at 95 %."""
+        bound, error = (self.tight, self.tight_error) if tight else (self.bound, self.bound_error)
+        return bound - Z_95 * error > self.realised
+
+
+Runs = Sequence[list[Promise]]
+Value = Callable[[Promise], float]
+
+
+def plain(one: Promise) -> float:
+    return one.gain
+
+
+def normalised(one: Promise) -> float:
+    return one.normalised
+
+
+def realised(one: Promise) -> float:
+    return one.realised
+
+
+def promises(arms: Sequence[str], when: When) -> list[list[Promise]]:
+    """By run, of the reported seeds at each arm's own rate."""
+    done = rows()
+    cells = [done[arm, best_rate(arm, done), seed] for arm in arms for seed in REPORTED]
+    return [[Promise.of(one, when) for one in cell["published"] if when in one] for cell in cells]
+
+
+def values(runs: Runs, of: Value) -> list[float]:
+    return [of(one) for run in runs for one in run]
+
+
+def share(runs: Runs, test: Callable[[Promise], bool]) -> float:
+    return fmean(values(runs, test))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure of many runs, with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, runs: Runs, figure: Callable[[Runs], float]) -> "Measured":
+        return cls(figure(runs), *bootstrap(runs, figure))
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def correlated(runs: Runs, of: Value) -> Measured:
+    """Of promise and realised gain."""
+    return Measured.of(runs, lambda some: correlation(values(some, of), values(some, realised)))
+
+
+def calibrated(runs: Runs, of: Value) -> Measured:
+    """Promise on realised gain: the realised one is exact, so that noise in the promise does not flatten the line."""
+    return Measured.of(runs, lambda some: slope(values(some, realised), values(some, of)))
+
+
+def means(runs: Runs, of: Value) -> str:
+    return f"mean promise {fmean(values(runs, of)):.3f}, realised {fmean(values(runs, realised)):.3f}"
+
+
+def main() -> bool:
+    unseen, seen = promises([*FIXED, *DRIFT], "unseen"), promises([*FIXED, *DRIFT], "seen")
+    fresh = promises(["v1"], "seen")
+    scatter({"before it is trained on": unseen, "after it was trained on": seen})
+    normal = "the same, ratios divided by their sum in each group"
+    selected = "the batch asked is the one whose ratios made the publish due, a selection that a fixed v does not make"
+    return record(
+        _correlation("run.4.correlation", "gain promised by a batch not yet trained on", unseen, seen, plain),
+        _correlation("run.4.correlation-normalised", normal, unseen, seen, normalised),
+        _calibration("run.4.calibration", FIXED, f"just after training at v = 1: {means(fresh, plain)}"),
+        _calibration("run.4.calibration-drift", DRIFT, selected),
+        _violations([*unseen, *seen, *fresh]),
+    )
+
+
+def _correlation(name: str, how: str, unseen: Runs, seen: Runs, of: Value) -> Figure:
+    one = correlated(unseen, of)
+    return Figure(
+        name,
+        f"Publishes: {how}, against the gain realised: correlation",
+        "above 0",
+        str(one),
+        "",
+        one.low > 0,
+        len(values(unseen, of)),
+        f"{len(unseen)} runs of {', '.join((*FIXED, *DRIFT))}; 95 % interval by drawing whole runs. "
+        f"By the batch just trained on {correlated(seen, of)}",
+    )
+
+
+def _calibration(name: str, arms: Sequence[str], note: str) -> Figure:
+    unseen, seen = promises(arms, "unseen"), promises(arms, "seen")
+    one = calibrated(unseen, plain)
+    within = share(unseen, lambda p: abs(p.gain - p.realised) <= 1.96 * p.error)
+    return Figure(
+        name,
+        f"Promised gain for 1 of realised gain (slope), by a batch not yet trained on; {', '.join(arms)}",
+        "interval holds 1",
+        str(one),
+        "",
+        one.low <= 1 <= one.high,
+        len(values(unseen, plain)),
+        f"{len(unseen)} runs; {means(unseen, plain)}; {within:.0%} of promises within 1.96 standard errors; normalised "
+        f"{calibrated(unseen, normalised)}, {means(unseen, normalised)}. By the batch just trained on "
+        f"{calibrated(seen, plain)}, {means(seen, plain)}; {note}",
+    )
+
+
+def _violations(every: Runs) -> Figure:
+    """The bound on the gain of a publish, asked of every batch."""
+    broken, tight = share(every, Promise.breaks), share(every, lambda one: one.breaks(tight=True))
+    above = share(every, lambda one: one.bound > one.realised)
+    positive, middle = share(every, lambda one: one.bound > 0), median(values(every, lambda one: one.bound))
+    return Figure(
+        "run.4.violations",
+        "Publishes whose bound is above the gain realised by more than its standard error explains",
+        f"<= {ALLOWED:.0%}",
+        round(100 * broken, 2),
+        "%",
+        broken <= ALLOWED,
+        len(values(every, realised)),
+        f"one-sided 95 %; the estimate is above the gain in {above:.1%}, with the constant 1 broken in {tight:.1%}; "
+        f"the bound is above 0, so that it promises anything, in {positive:.1%}; its median is {middle:.2f}",
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(0 if main() else 1)

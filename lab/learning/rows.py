@@ -1,0 +1,115 @@
+"""What the learning figures are made of: one line of `lab/learning/cells.jsonl` for every run."""
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Final, NotRequired, TypedDict
+
+LEARNING: Final = Path(__file__).resolve().parent
+CELLS: Final = LEARNING / "cells.jsonl"
+RATES: Final = (2.5e-4, 5e-4, 1e-3)
+TUNING: Final = (101, 102)
+REPORTED: Final = (1, 2, 3, 4, 5)
+BUDGETS: Final = (0.05, 0.1)
+"""Of drift: mean per-token TV."""
+
+Key = tuple[str, float, int]
+"""Arm, learning rate, seed."""
+
+
+class Promised(TypedDict):
+    """What a batch promises of a publish, each with its standard error, and what came of it."""
+
+    gain: list[float]
+    normalised: list[float]
+    """The gain with ratios divided by their sum in each group: biased, and never beyond the rewards."""
+    bound_paper: list[float]
+    bound_tight: list[float]
+    realised: list[float]
+
+
+class Published(TypedDict):
+    """One version."""
+
+    step: int
+    bytes: int
+    unseen: NotRequired[Promised]
+    """By the batch before it was trained on, about the policy before that step."""
+    seen: NotRequired[Promised]
+    """By the batch it was just trained on, about the policy published."""
+
+
+class ByLag(TypedDict, total=False):
+    """Means over the steps that had tokens of this lag."""
+
+    steps: int
+    gate_stopped_up: float
+    gate_stopped_down: float
+    drift_tv_token: float
+    drift_tv_sequence: float
+    ess: float
+
+
+class Row(TypedDict):
+    """One run."""
+
+    arm: str
+    rate: float
+    seed: int
+    steps: int
+    final: float
+    """Pass rate: mean of the last evaluations."""
+    curve: dict[str, float]
+    """By step."""
+    publishes: int
+    published: list[Published]
+    drift: list[float | None]
+    """By step, as the cadence saw it."""
+    by_lag: dict[str, ByLag]
+    groups: int
+    """Fresh ones trained on."""
+    alarms: int
+    seconds: dict[str, float]
+    """By phase of the loop."""
+    stopped: NotRequired[str]
+    """Why the run ended early; empty where it did not. Then `final` is the last evaluation there was."""
+
+
+def rows() -> dict[Key, Row]:
+    """Cells that are there."""
+    lines = CELLS.read_text(encoding="utf-8").splitlines() if CELLS.exists() else []
+    return {key(row): row for row in map(json.loads, lines)}
+
+
+def key(row: Row) -> Key:
+    return row["arm"], row["rate"], row["seed"]
+
+
+def keep(row: Row) -> None:
+    """One more line."""
+    CELLS.parent.mkdir(exist_ok=True)
+    with CELLS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(_rounded(row)) + "\n")
+
+
+def _rounded(value: object) -> object:
+    """Six decimals are more than seeds agree on, and make the file a third smaller."""
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def best_rate(arm: str, done: dict[Key, Row]) -> float:
+    """By the tuning seeds alone."""
+
+    def final(rate: float) -> float:
+        return fmean(done[arm, rate, seed]["final"] for seed in TUNING)
+
+    return max((rate for rate in RATES if all((arm, rate, seed) in done for seed in TUNING)), key=final)
+
+
+def promising(arm: str, done: dict[Key, Row]) -> list[float]:
+    """The rates worth a second tuning seed: all but the worst on the first."""
+    return sorted(RATES, key=lambda rate: -done[arm, rate, TUNING[0]]["final"])[:-1]

@@ -1,0 +1,135 @@
+"""An engine without a model, for tests and simulation: real probabilities, made from a hash of the weights it is given.
+
+It answers like an engine in every way that matters to those who use one: other weights give other log-probs, the same
+request gives the same group, behavior log-probs are those sampled from. And it fails on demand.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from offbeat.errors import EngineDead
+from offbeat.rollout.engine import Request, Weights
+from offbeat.seeds import derive
+from offbeat.types import Completion, Finish, VersionSpan
+from offbeat.weights.probe import Probe, Sequences
+
+
+def bigrams(weights: Weights, vocabulary: int) -> NDArray[np.float64]:
+    """The log-probs [previous, next] that a policy with these weights has."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights):
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    rng = np.random.default_rng(int.from_bytes(digest.digest()[:8], "big"))
+    logits = rng.normal(size=(vocabulary, vocabulary))
+    return np.asarray(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
+
+
+def scripted_probe(weights: Weights, vocabulary: int, sequences: Sequences) -> Probe:
+    """What a trainer would publish with these weights."""
+    table = bigrams(weights, vocabulary)
+    return Probe(sequences, [table[list(one[:-1]), list(one[1:])] for one in sequences])
+
+
+async def _at_once(request: Request) -> None:
+    return None
+
+
+class ScriptedEngine:
+    """An `Engine` of bigrams.
+
+    >>> import asyncio
+    >>> from offbeat.rollout.engine import Sampling
+    >>> engine = ScriptedEngine(vocabulary=16)
+    >>> [answers] = asyncio.run(engine.generate([Request("g7", [3], 4, Sampling(8, (1,)), seed=5)]))
+    >>> answers[2].id, answers[2].versions[0].version
+    ('g7/2', 0)
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        weights: Weights = (),
+        *,
+        takes: Callable[[Request], Awaitable[None]] = _at_once,
+        dies_at: int | None = None,
+        deaf: bool = False,
+    ) -> None:
+        """An engine that serves version 0.
+
+        Args:
+            vocabulary: Token ids are below it.
+            weights: Of version 0.
+            takes: Awaited for every request: where a test's clock says how long it takes.
+            dies_at: The number of the generate call, from 0, that finds it dead.
+            deaf: Loads are acknowledged and change nothing: the fault a probe is for.
+        """
+        self._vocabulary, self._takes, self._dies_at, self._deaf = vocabulary, takes, dies_at, deaf
+        self._table = bigrams(weights, vocabulary)
+        self._version: int | None = 0
+        self._calls = 0
+        self._dead = False
+        self.loads: list[int] = []
+
+    @property
+    def version(self) -> int | None:
+        """See `Engine`."""
+        return self._version
+
+    async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
+        """See `Engine`. A load that comes meanwhile counts from the next call on."""
+        self._dead |= self._calls == self._dies_at
+        self._calls += 1
+        await self.health()
+        version, table = self._version, self._table
+        assert version is not None  # loads do not wait, so there is always one
+        for request in requests:
+            await self._takes(request)
+            await self.health()
+        return [tuple(_sample(table, request, i, version) for i in range(request.size)) for request in requests]
+
+    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        """See `Engine`."""
+        await self.health()
+        return [self._table[list(one[:-1]), list(one[1:])].astype(np.float32) for one in sequences]
+
+    async def load(self, version: int, weights: Weights) -> None:
+        """See `Engine`."""
+        await self.health()
+        if not self._deaf:
+            self._table = bigrams(weights, self._vocabulary)
+        self._version = version
+        self.loads.append(version)
+
+    async def health(self) -> None:
+        """See `Engine`."""
+        if self._dead:
+            raise EngineDead("the script said so")
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        self._dead = True
+
+
+def _sample(table: NDArray[np.float64], request: Request, index: int, version: int) -> Completion:
+    rng = np.random.default_rng(derive(request.seed, index))
+    sampling = request.sampling
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    last = int(request.prompt_ids[-1])
+    while len(tokens) < sampling.max_tokens and last not in (sampling.stop_token_ids if tokens else ()):
+        logits = table[last] / sampling.temperature
+        chances = np.exp(logits) / np.exp(logits).sum()
+        last = int(rng.choice(len(chances), p=chances))
+        tokens.append(last)
+        logprobs.append(float(np.log(chances[last])))
+    return Completion(
+        id=request.completion_id(index),
+        token_ids=np.array(tokens, np.int32),
+        behavior_logprobs=np.array(logprobs, np.float32),
+        versions=(VersionSpan(version, 0, len(tokens)),),
+        finish=Finish.STOP if last in sampling.stop_token_ids else Finish.LENGTH,
+    )

@@ -1,0 +1,1 @@
+"""Everything that runs before a run: preflight checks, memory and time estimates, doctor."""

@@ -1,0 +1,218 @@
+"""Every error meant for a person, as one tree, and the hint for a mistyped name.
+
+The message of an `OffbeatError` says what happened, the value found, and what to do. The command line prints it
+without a traceback; in Python, `except offbeat.OffbeatError` catches all of them. Each class also keeps the built-in
+base that fits it, so `except ValueError` and the like work as usual.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class OffbeatError(Exception):
+    """Base class of the errors offbeat raises for a person to read."""
+
+
+class ConfigError(OffbeatError, ValueError):
+    """All problems of one configuration."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(f"- {problem}" for problem in problems))
+
+
+class ModelUnreadable(OffbeatError, ValueError):
+    """A file in a model directory is broken."""
+
+
+class UnsupportedModel(OffbeatError, ValueError):
+    """The trainer would compute wrong log-probs for this model."""
+
+
+class UnreachableFunction(OffbeatError, ValueError):
+    """Another process cannot import this function."""
+
+
+class TaskError(OffbeatError, ValueError):
+    """A task cannot be used as it is."""
+
+
+class DataError(TaskError):
+    """Data cannot be read as examples."""
+
+
+class PromptTooLong(DataError):
+    """A prompt is over the length limit, and the task is set to refuse such prompts."""
+
+
+class CannotImport(OffbeatError):
+    """An import of rollouts cannot begin."""
+
+
+class LogError(OffbeatError):
+    """The experience log could not do what was asked."""
+
+
+class LogWriteError(LogError):
+    """A write failed and was not acknowledged. Earlier writes are safe, and repeating the call is harmless."""
+
+
+class LogReadError(LogError):
+    """The experience log could not be opened or read."""
+
+
+class ConservationError(OffbeatError):
+    """The ledger does not balance: the log names groups that it cannot account for."""
+
+
+class WeightLogError(OffbeatError):
+    """The weight log could not do what was asked."""
+
+
+class DamagedFile(WeightLogError):
+    """A file differs from what its publisher wrote. Nothing of it was used."""
+
+
+class DamagedState(WeightLogError):
+    """Tensors in memory differ from the published state. They were dropped; the next fetch starts over."""
+
+
+class WrongBase(WeightLogError):
+    """A patch was made for another base state."""
+
+
+class VersionMissing(WeightLogError):
+    """The log does not hold this version: it was removed, or never published."""
+
+
+class VersionTaken(WeightLogError):
+    """The log already holds this version, or a later one, with another state."""
+
+
+class AnotherPublisher(WeightLogError):
+    """Another process publishes to this log."""
+
+
+class ProbeError(OffbeatError, ValueError):
+    """A probe cannot be read, or was measured on other sequences."""
+
+
+class ProbeFailed(OffbeatError, RuntimeError):
+    """An engine's log-probs differ from the published ones even after a reload from an anchor."""
+
+
+class EngineDead(OffbeatError, RuntimeError):
+    """The engine cannot be used any more: close it and start another."""
+
+
+class WorkerFailed(OffbeatError, RuntimeError):
+    """A rollout worker cannot continue."""
+
+
+class FleetLost(OffbeatError, RuntimeError):
+    """No worker is left; the message says why the last one failed."""
+
+
+class SandboxError(OffbeatError, RuntimeError):
+    """The sandbox failed, not the program. The completion gets no score: `Unscorable("sandbox")`."""
+
+
+class SandboxMissing(SandboxError):
+    """No sandbox is available here; nothing was run. The message says what to install."""
+
+
+class PoolError(OffbeatError, RuntimeError):
+    """The scoring pool cannot score."""
+
+
+class PoolClosed(PoolError):
+    """The scoring pool was closed before this completion was scored."""
+
+
+class WorkerDoesNotStart(OffbeatError, RuntimeError):
+    """A scoring worker died or took too long before it was ready."""
+
+
+class RewardDoesNotImport(WorkerDoesNotStart):
+    """A scoring worker could not import a reward function."""
+
+
+class WorkerDoesNotEnd(OffbeatError, RuntimeError):
+    """A scoring worker outlived SIGKILL, which happens when the kernel holds it, for example on a dead network disk."""
+
+
+class PackingError(OffbeatError, ValueError):
+    """A completion does not fit into any micro-batch."""
+
+
+class NoGradient(OffbeatError, RuntimeError):
+    """No token of the batch would have moved the policy. Nothing was changed."""
+
+
+class StepOutOfMemory(OffbeatError, RuntimeError):
+    """A training step does not fit into memory; the message names the largest terms."""
+
+
+class CheckpointError(OffbeatError, RuntimeError):
+    """A checkpoint cannot be written, read, or used for this run."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A checkpoint is incomplete, or differs from what was written."""
+
+
+class CheckpointMismatch(CheckpointError):
+    """A checkpoint is complete but belongs to another run or model."""
+
+
+class RankLost(OffbeatError, RuntimeError):
+    """A trainer rank cannot continue, so none can. Resume from the newest checkpoint."""
+
+    def __init__(self, rank: int, how: str) -> None:
+        self.rank = rank
+        super().__init__(f"rank {rank} {how}")
+
+
+class RankDied(RankLost):
+    """The process of a rank ended."""
+
+
+class RankFailed(RankLost):
+    """A rank raised an error."""
+
+
+class RankSilent(RankLost):
+    """The process of a rank runs but sends no heartbeat."""
+
+
+class ActorSilent(OffbeatError, RuntimeError):
+    """A Ray actor sends no heartbeat."""
+
+
+class RunError(OffbeatError, RuntimeError):
+    """A run directory cannot be used as asked."""
+
+
+class RunStopped(OffbeatError, RuntimeError):
+    """The run ended before its last step. A checkpoint was saved."""
+
+
+class WaitExpired(OffbeatError, RuntimeError):
+    """A wait of the run passed its deadline; the message names what it waited for and which worker is responsible."""
+
+
+class DeadlinePassed(OffbeatError, TimeoutError):
+    """A call passed its deadline; the message names the call and how long it took."""
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """A hint for a person.
+
+    >>> nearest("rec-onside", ["grpo", "rec-oneside-is"])
+    "did you mean 'rec-oneside-is'?"
+    >>> nearest("x", ["grpo", "dapo"])
+    'valid: grpo, dapo'
+    """
+    known = list(valid)
+    close = get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(known)}"

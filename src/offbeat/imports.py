@@ -1,0 +1,157 @@
+"""Functions by name, so that another process can find them without unpickling anything.
+
+A reference is `module:name`, or `file:/path/to/task.py:name` for a file that is not a module. A `functools.partial`
+carries its keyword arguments along as JSON.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Final
+
+from offbeat.errors import UnreachableFunction
+from offbeat.types import Json
+
+
+@contextmanager
+def environment_of(ours: Mapping[str, str]) -> Iterator[None]:
+    """With these variables; afterwards this process has its own back.
+
+    >>> with environment_of({"OFFBEAT_EXAMPLE": "1"}):
+    ...     os.environ["OFFBEAT_EXAMPLE"]
+    '1'
+    >>> "OFFBEAT_EXAMPLE" in os.environ
+    False
+    """
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+EXTRAS: Final = (
+    dict.fromkeys(["datasets", "lance", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"], "train")
+    | dict.fromkeys(["math_verify", "reasoning_gym", "sympy"], "math")
+    | {name: name for name in ("ray", "tensorboard", "trackio", "vllm", "wandb")}
+    | {"jinja2": "report"}
+)
+"""Module: extra."""
+
+
+def command(extra: str) -> str:
+    """What to type.
+
+    >>> command("train")
+    "pip install 'offbeat[train]'"
+    """
+    return f"pip install 'offbeat[{extra}]'"
+
+
+def missing(modules: Iterable[str]) -> list[str]:
+    """Those that cannot be imported; nothing is imported to find out.
+
+    >>> missing(["json", "jsonn"])
+    ['jsonn']
+    """
+    return [module for module in modules if find_spec(module) is None]
+
+
+_FILE = "file:"
+
+
+def load_file(path: Path) -> ModuleType:
+    """A Python file as a module called `file:<path>`; the same object each time.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     file = Path(place, "mine.py")
+    ...     _ = file.write_text("answer = 42")
+    ...     load_file(file).answer
+    42
+    """
+    name = f"{_FILE}{path.resolve()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; give the path of a Python file")
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file; its name should end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def reference(function: Callable[..., object]) -> dict[str, Json]:
+    """How another process finds a function.
+
+    >>> from offbeat.tasks.arithmetic import correct
+    >>> reference(correct)
+    {'target': 'offbeat.tasks.arithmetic:correct', 'options': {}}
+    >>> reference(lambda text, columns: 1.0)
+    Traceback (most recent call last):
+    ...
+    offbeat.errors.UnreachableFunction: <lambda> cannot be imported by a scoring worker; ...
+    """
+    options: dict[str, Json] = {}
+    while isinstance(function, partial):
+        if function.args:
+            raise UnreachableFunction(f"{function!r}: a scoring worker is sent keyword arguments only; name them")
+        options = dict(function.keywords) | options
+        function = function.func
+    name = function.__qualname__ if isinstance(function, FunctionType) else type(function).__qualname__
+    module = sys.modules.get(function.__module__)
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not function or module is None:
+        raise UnreachableFunction(
+            f"{name} cannot be imported by a scoring worker; define it with `def` at the top level of a file "
+            "(in a notebook: write that file with %%writefile and import it)"
+        )
+    home = module.__name__
+    if home == "__main__":
+        if module.__file__ is None:
+            raise UnreachableFunction(f"{name} was typed into a session without a file; put it into one and import it")
+        home = f"{_FILE}{Path(module.__file__).resolve()}"
+    try:
+        json.dumps(options, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UnreachableFunction(f"the keyword arguments of {name} must be JSON: {error}") from None
+    return {"target": f"{home}:{name}", "options": options}
+
+
+def resolve(target: str, options: dict[str, Json] | None = None) -> Callable[..., object]:
+    """The inverse of `reference`.
+
+    >>> resolve("math:isclose", {"abs_tol": 0.1})(1.0, 1.05)
+    True
+    """
+    home, _, name = target.rpartition(":")
+    found: object = (
+        load_file(Path(home.removeprefix(_FILE))) if home.startswith(_FILE) else importlib.import_module(home)
+    )
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not callable(found):
+        raise TypeError(f"{target} is {found!r:.80}, not a function")
+    return partial(found, **options) if options else found

@@ -1,0 +1,1 @@
+"""A run on Ray. Ray is imported in this package only."""

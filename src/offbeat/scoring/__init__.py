@@ -1,0 +1,1 @@
+"""The scoring pool: reward functions in processes that can be killed."""

@@ -1,0 +1,1 @@
+"""Durable storage: local folders and object stores behind one protocol. Logs and checkpoints stand on it."""

@@ -1,0 +1,54 @@
+"""Recipes say true things: what their comments tell you to type can be typed, and means a valid run."""
+
+import re
+from importlib.resources import as_file, files
+
+import pytest
+
+from lab.site.commands import commands, faults
+from offbeat.cli.init import recipes
+from offbeat.config.toml_file import load
+
+RECIPES = recipes()
+ASKED = {
+    "quickstart",
+    "smollm2-arithmetic",
+    "gsm8k-qwen2.5-0.5b",
+    "lag-settings",
+    "deepscaler-1.5b",
+    "offline-then-online",
+    "late-feedback",
+    "code",
+    "two-nodes",
+}
+
+
+def comment(name: str) -> list[str]:
+    """The lines of a recipe's head, without their mark."""
+    return [line.removeprefix("#").strip() for line in RECIPES[name].partition("\n\n")[0].splitlines()]
+
+
+def test_there_is_a_recipe_for_every_published_experiment_and_way_to_run() -> None:
+    assert RECIPES.keys() >= ASKED
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_overrides_that_a_recipe_names_make_a_valid_run(name: str) -> None:
+    lines = [re.findall(r"--set ([^\s;,)]+(?:,[\d.]+\])?)", line) for line in comment(name)]
+    with as_file(files("offbeat").joinpath(f"recipes/{name}.toml")) as path:
+        for overrides in [[], *filter(None, lines)]:
+            load(path, overrides)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_commands_that_a_recipe_names_exist(name: str) -> None:
+    lines = [line for line in comment(name) if re.match(r"offbeat [a-z]+ (\S+\.\w+|--|\w+/)", line)]
+    assert [fault for line in commands("\n".join(lines)) for fault in faults(line)] == []
+
+
+def test_the_four_rows_of_the_gsm8k_recipe_are_the_four_of_the_paper() -> None:
+    with as_file(files("offbeat").joinpath("recipes/gsm8k-qwen2.5-0.5b.toml")) as path:
+        rows = [[], *filter(None, (re.findall(r"--set (\S+)", line) for line in comment("gsm8k-qwen2.5-0.5b")))]
+        found = [load(path, row) for row in rows]
+    settings = {(one.objective.preset, one.sync.every, one.updates_per_batch) for one in found}
+    assert settings == {("grpo", 1, 1), ("grpo-masked", 1, 1), ("grpo-off-policy", 10, 1), ("grpo-masked", 1, 10)}

@@ -1,0 +1,108 @@
+"""Prompts on loan: each is answered once, whoever dies."""
+
+import asyncio
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from offbeat.rollout.prompt_leases import LocalPrompts, PerVersion, PromptLease, PromptLeases
+from offbeat.types import Prompt
+
+
+def prompt_at(place: int) -> Prompt:
+    return Prompt(f"p{place}", [place], "t")
+
+
+def test_a_prompt_that_comes_back_keeps_its_group_and_its_seed() -> None:
+    desk = PromptLeases(prompt_at, name="r", seed=3, seconds=10)
+    [first] = desk.take(1, 0.0, "a", 0)
+    desk.give_back([first.group_id])
+    [again] = desk.take(1, 5.0, "b", 0)
+    assert (again.group_id, again.seed, again.prompt) == (first.group_id, first.seed, first.prompt)
+    assert (again.by, again.deadline) == ("b", 15.0)
+
+
+def test_a_restored_desk_asks_again_what_was_not_answered_and_goes_on_from_there() -> None:
+    desk = PromptLeases(prompt_at, name="r", seed=3, seconds=10)
+    first = desk.take(5, 0.0, "a", 0)
+    desk.finish(["r-1", "r-3"])
+    again = PromptLeases(prompt_at, name="r", seed=3, seconds=10)
+    again.restore(desk.state())
+    leases = again.take(4, 0.0, "a", 0)
+    assert [lease.group_id for lease in leases] == ["r-0", "r-2", "r-4", "r-5"]
+    assert leases[:3] == [first[0], first[2], first[4]]
+
+
+def test_a_late_finish_takes_the_prompt_out_of_the_line() -> None:
+    desk = PromptLeases(prompt_at, name="r", seed=0, seconds=10)
+    desk.take(1, 0.0, "slow", 0)
+    assert [late.by for late in desk.expire(11.0)] == ["slow"]
+    desk.finish(["r-0"])
+    assert [lease.group_id for lease in desk.take(1, 12.0, "b", 0)] == ["r-1"]
+
+
+class Desk(RuleBasedStateMachine):
+    """Whatever workers do, a prompt is with one of them, in the line, or answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk, self.now = PromptLeases(prompt_at, name="r", seed=0, seconds=5), 0.0
+        self.held: dict[str, PromptLease] = {}
+        self.answered: set[str] = set()
+        self.seen: set[str] = set()
+
+    @rule(count=st.integers(0, 4), by=st.sampled_from("abc"))
+    def take(self, count: int, by: str) -> None:
+        self.drop_overdue()
+        for lease in self.desk.take(count, self.now, by, None):
+            assert lease.group_id not in self.held and lease.group_id not in self.answered
+            self.held[lease.group_id] = lease
+            self.seen.add(lease.group_id)
+
+    @rule(which=st.data())
+    def finish(self, which: st.DataObject) -> None:
+        if self.seen:
+            group_id = which.draw(st.sampled_from(sorted(self.seen)))
+            self.desk.finish([group_id])
+            self.held.pop(group_id, None)
+            self.answered.add(group_id)
+
+    @rule(which=st.data())
+    def give_back(self, which: st.DataObject) -> None:
+        if self.seen:
+            group_id = which.draw(st.sampled_from(sorted(self.seen)))
+            self.desk.give_back([group_id])
+            self.held.pop(group_id, None)
+
+    @rule(seconds=st.floats(0, 4))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def drop_overdue(self) -> None:
+        self.held = {key: lease for key, lease in self.held.items() if lease.deadline >= self.now}
+
+    @invariant()
+    def none_is_lost(self) -> None:
+        assert {lease.group_id for lease in self.desk.out} >= self.held.keys()
+        waiting = {f"r-{place}" for place in self.desk._returned}
+        assert self.seen - self.answered <= waiting | {lease.group_id for lease in self.desk.out}
+
+
+Desk.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestDesk = Desk.TestCase
+
+
+def test_a_worker_alone_takes_so_many_prompts_under_one_version_and_no_more() -> None:
+    desk = LocalPrompts(PromptLeases(prompt_at, name="r", seed=0, seconds=10))
+    prompts = PerVersion(desk, 3)
+
+    async def go() -> list[int]:
+        await prompts.serving("w", 0)
+        taken = [len(await prompts.take(2, "w")) for _ in range(3)]
+        await prompts.give_back(["r-2"])
+        taken.append(len(await prompts.take(2, "w")))
+        await prompts.serving("w", 4)
+        return [*taken, len(await prompts.take(2, "w"))]
+
+    assert asyncio.run(go()) == [2, 1, 0, 1, 2]

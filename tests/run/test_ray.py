@@ -1,0 +1,100 @@
+"""A run on Ray, with everything real but its size: the same bits as in one process, and what is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.torture.run import schedule
+from offbeat.config import Config
+from offbeat.errors import RunError
+from offbeat.run.directory import RunDirectory
+from offbeat.run.journal import read
+from offbeat.run.ray.entry import environment, join_command
+from tests.run.test_local import config, model, parameters
+
+pytestmark = pytest.mark.engine
+__all__ = ["model"]
+
+DRIVE = """
+import sys
+from pathlib import Path
+from offbeat.run.directory import RunDirectory
+directory = RunDirectory(Path(sys.argv[1]))
+config = directory.config()
+if config.run.place == "ray":
+    from offbeat.run.ray.entry import train
+else:
+    from offbeat.run.local import train
+print(train(config, directory))
+"""
+
+
+def kinds(directory: RunDirectory) -> list[object]:
+    return [event["kind"] for event in read(directory.events) if event["kind"] != "worker ready"]
+
+
+def ran(asked: Config, place: Path) -> RunDirectory:
+    """In a process of its own: Ray reads its settings once, when it is imported."""
+    directory = RunDirectory(place)
+    directory.create(asked)
+    done = subprocess.run([sys.executable, "-c", DRIVE, str(place)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "0 in flight" in done.stdout
+    return directory
+
+
+def test_on_ray_a_lockstep_run_makes_the_same_bits_as_in_one_process(model: Path, tmp_path: Path) -> None:
+    here, there = (
+        config(model, steps=5, run={"place": place}, sync={"every": 2}, evaluation={"every": 5, "prompts": 4})
+        for place in ("local", "ray")
+    )
+    local, cluster = ran(here, tmp_path / "local"), ran(there, tmp_path / "ray")
+    theirs = parameters(cluster, there)
+    for name, tensor in parameters(local, here).items():
+        assert tensor.equal(theirs[name]), name
+    kinds = [
+        [event["kind"] for event in read(one.events) if event["kind"] != "worker ready"] for one in (local, cluster)
+    ]
+    assert kinds[0] == kinds[1]
+    assert not (cluster.path / "ray.address").exists()
+    assert (cluster.path / "ray.token").stat().st_mode & 0o077 == 0
+
+
+def test_two_ranks_learn_what_one_does(model: Path, tmp_path: Path) -> None:
+    changes = {"steps": 3, "evaluation": {"every": 3, "prompts": 4}}
+    one = config(model, **changes)
+    two = config(model, **changes, run={"place": "ray"}, trainer={"save_every": 2, "ranks": 2})
+    alone, together = ran(one, tmp_path / "one"), ran(two, tmp_path / "two")
+    theirs = parameters(together, two)
+    for name, tensor in parameters(alone, one).items():
+        assert (tensor - theirs[name]).abs().max() < 1e-4, name
+    assert kinds(alone) == kinds(together)
+
+
+@pytest.mark.parametrize("seed", [12])
+def test_a_rank_that_is_killed_costs_only_the_steps_since_the_checkpoint(seed: int, model: Path) -> None:
+    outcome = schedule(seed, model)
+    assert (outcome.target, outcome.signal) == ("rank", "SIGKILL")
+    assert outcome.noticed < 5
+
+
+def test_a_cluster_that_is_there_is_used_with_a_token_only(model: Path, tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    asked = config(model, run={"place": "ray"}, cluster={"address": "10.0.0.1:6379"})
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(RunError, match="RAY_AUTH_MODE=token"), environment(asked, RunDirectory(tmp_path)):
+        pass
+
+
+def test_joining_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory(tmp_path)
+    with pytest.raises(RunError, match="does not run on Ray"):
+        join_command(directory, 1)
+    directory.cluster.write_text("127.0.0.1:6379\n")
+    with pytest.raises(RunError, match="loopback only"):
+        join_command(directory, 1)
+    directory.cluster.write_text("10.0.0.1:6379\n")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert join_command(directory, 2)[-2:] == ['--resources={"offbeat_worker": 2}', "--block"]

@@ -1,0 +1,305 @@
+"""The scoring pool: whatever happens to its workers, every completion ends once, with a score or the right reason."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from lab.torture import scoring as torture_scoring
+from lab.torture.scored_by import expected
+from offbeat.errors import PoolClosed, PoolError
+from offbeat.imports import load_file
+from offbeat.scoring.line import Line
+from offbeat.scoring.pool import ScoringPool, TooManyFailures
+from offbeat.scoring.tally import FailureLimit, Scored, ScoringTally
+from offbeat.tasks.rewards import Reward
+from offbeat.types import Score, Unscorable
+from tests.scoring import scorers
+
+ROOT = Path(__file__).parent.parent.parent
+NEVER = FailureLimit(share=1.0)
+WAIT = 60.0
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ScoringPool]:
+    with ScoringPool([Reward(scorers.act)], deadline=1.5, workers=2, memory_mib=256, limit=NEVER) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "detail"),
+    [
+        ("return nan", "invalid", "finite"),
+        ("return 1.5", "invalid", "outside [0, 1]"),
+        ("raise", "crash", "KeyError"),
+        ("unsafe", "sandbox", "no namespaces"),
+        ("slow", "timeout", "own limit"),
+        ("sleep 60", "timeout", "after 1.5 s"),
+        ("spin", "timeout", "after 1.5 s"),
+        ("stop", "timeout", "after 1.5 s"),
+        ("kill", "crash", "killed by SIGKILL"),
+        ("exit", "crash", "exited with code 3"),
+        ("eat", "crash", "more than 256 MiB"),
+        ("child 60", "crash", "killed by SIGKILL"),
+    ],
+)
+def test_what_goes_wrong_ends_as_unscorable_with_its_reason(
+    pool: ScoringPool, text: str, reason: str, detail: str
+) -> None:
+    outcome = pool.score(text, {}).result(timeout=WAIT)
+    assert isinstance(outcome, Unscorable) and outcome.reason == reason and detail in outcome.detail, outcome
+    assert pool.score("return 0.5", {}).result(timeout=WAIT) == Score(0.5, {"act": 0.5})
+
+
+def test_results_come_in_the_order_asked_for(pool: ScoringPool) -> None:
+    texts = [f"return {n / 100}" for n in range(100)]
+    outcomes = pool.score_all([(text, {}) for text in texts])
+    assert [outcome.reward for outcome in outcomes if isinstance(outcome, Score)] == [n / 100 for n in range(100)]
+
+
+def test_the_slowest_and_the_failing_are_named(pool: ScoringPool) -> None:
+    pool.score("sleep 1", {}, of="sleeper").result(timeout=WAIT)
+    pool.score("raise", {}, of="raiser").result(timeout=WAIT)
+    report = pool.report()
+    assert report.failing[-1].of == "raiser" and "KeyError" in str(report.failing[-1])
+    assert "sleeper" in {entry.of for entry in report.slowest}
+    assert [entry.seconds for entry in report.slowest] == sorted((e.seconds for e in report.slowest), reverse=True)
+
+
+def test_text_of_any_kind_travels_unharmed() -> None:
+    with ScoringPool([Reward(scorers.length)], (0.0, 1e9), workers=1) as pool:
+        for text in ["", "\n\r\0\u2028", "\ud800 alone", "é" * 300_000]:
+            assert pool.score(text, {"nested": {"a": [1, None]}}).result(timeout=WAIT) == Score(
+                len(text) / 10, {"length": len(text) / 10}
+            )
+
+
+def test_a_worker_that_leaks_leaves_before_its_cap_hits_a_completion() -> None:
+    with ScoringPool([Reward(scorers.act)], workers=1, memory_mib=256) as pool:
+        outcomes = pool.score_all([("leak", {})] * 40)
+        assert all(isinstance(outcome, Score) for outcome in outcomes) and pool.report().restarts >= 2
+
+
+def test_the_size_of_the_pools_own_process_does_not_count() -> None:
+    ballast = bytearray(b"x") * (400 << 20)
+    with ScoringPool([Reward(scorers.one)], workers=1, memory_mib=256) as pool:
+        pool.score_all([("x", {})] * 20)
+        assert pool.report().restarts == 0 and len(ballast) > 256 << 20
+
+
+def test_columns_that_are_not_json_are_the_callers_error_and_hurt_nobody_else(pool: ScoringPool) -> None:
+    with pytest.raises(TypeError, match="the columns of g1/0 must be JSON"):
+        pool.score("x", {"when": object()}, of="g1/0")  # type: ignore[dict-item]
+    assert pool.score("return 1", {}).result(timeout=WAIT) == Score(1.0, {"act": 1.0})
+
+
+@pytest.mark.parametrize(
+    "reply", ['{"job": 0}', '{"reward": NaN, "breakdown": {}, "job": 0}', "[]", "[" * 9_999, "7 7"]
+)
+def test_a_worker_that_answers_nonsense_is_a_crash_and_never_a_reward(reply: str) -> None:
+    with ScoringPool([Reward(scorers.act)], workers=1, limit=NEVER) as pool:
+        outcome = pool.score(f"forge {reply.replace(' ', '')}", {}).result(timeout=WAIT)
+        assert isinstance(outcome, Unscorable) and outcome.reason == "crash" and "nonsense" in outcome.detail, outcome
+        assert pool.score("return 1", {}).result(timeout=WAIT) == Score(1.0, {"act": 1.0})
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_struck_while_idle_costs_no_completion_but_at_most_one(blow: signal.Signals) -> None:
+    with ScoringPool([Reward(scorers.one)], workers=1, deadline=1.0) as pool:
+        [pid] = pool.pids
+        os.kill(pid, blow)
+        time.sleep(0.1)
+        outcomes = pool.score_all([("x", {})] * 20)
+        lost = [outcome for outcome in outcomes if isinstance(outcome, Unscorable)]
+        # A killed worker is seen to be gone; a stopped one looks like any other until the deadline.
+        assert len(lost) == (blow is signal.SIGSTOP) and all(outcome.reason == "timeout" for outcome in lost)
+        assert pool.pids != [pid]
+
+
+def test_children_of_a_worker_die_with_it() -> None:
+    with ScoringPool([Reward(scorers.act)], workers=1, deadline=0.5, limit=NEVER) as pool:
+        [pid] = pool.pids
+        assert isinstance(pool.score("child 600", {}).result(timeout=WAIT), Unscorable)
+        pool.score("return 1", {}).result(timeout=WAIT)
+        survivors = subprocess.run(["ps", "-o", "pid=,stat=", "-g", str(pid)], capture_output=True, text=True).stdout
+        assert [line for line in survivors.splitlines() if " Z" not in line] == []
+
+
+def test_a_full_line_makes_the_caller_wait() -> None:
+    with ScoringPool([Reward(scorers.act)], workers=1, waiting=2, deadline=5.0) as pool:
+        start = time.monotonic()
+        futures = [pool.score("sleep 0.2", {}) for _ in range(6)]
+        assert time.monotonic() - start > 0.4  # one with the worker, two waiting, three had to wait for room
+        assert all(isinstance(future.result(timeout=WAIT), Score) for future in futures)
+
+
+def test_too_many_failures_stop_the_pool_with_examples() -> None:
+    limit = FailureLimit(share=0.3, window=20, least=10)
+    with ScoringPool([Reward(scorers.act)], workers=2, limit=limit) as pool:
+        futures = [pool.score("return 1", {}) for _ in range(10)]
+        with pytest.raises(TooManyFailures, match=r"(?s)allowed; the last of them:.*g\d+ after .*KeyError") as stopped:
+            while True:
+                futures.append(pool.score("raise", {}, of=f"g{len(futures)}"))
+        assert stopped.value.examples and all(isinstance(e.outcome, Unscorable) for e in stopped.value.examples)
+        assert not wait(futures, timeout=WAIT).not_done
+        ends = [future.exception() or future.result() for future in futures]
+        assert all(isinstance(end, (Score, Unscorable, TooManyFailures)) for end in ends)
+
+
+def test_closing_ends_everything_that_waits() -> None:
+    pool = ScoringPool([Reward(scorers.act)], workers=1, deadline=60.0)
+    futures = [pool.score("sleep 30", {}) for _ in range(5)]
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < 10
+    assert all(isinstance(future.exception(timeout=WAIT), PoolClosed) for future in futures)
+    with pytest.raises(PoolClosed):
+        pool.score("x", {})
+
+
+def test_a_completion_nobody_wants_any_more_is_not_scored() -> None:
+    with ScoringPool([Reward(scorers.act)], workers=1) as pool:
+        first = pool.score("sleep 0.5", {})
+        second = pool.score("kill", {})
+        assert second.cancel()
+        assert isinstance(first.result(timeout=WAIT), Score) and pool.report().restarts == 0
+
+
+def test_a_reward_function_that_does_not_import_fails_when_the_pool_starts(tmp_path: Path) -> None:
+    file = tmp_path / "fragile.py"
+    file.write_text("def reward(text, columns):\n    return 1.0\n")
+    reward = Reward(load_file(file).reward)
+    file.write_text("import no_such_module\n")
+    with pytest.raises(PoolError, match=r"could not import file:.*fragile.py:reward: ModuleNotFoundError.*3 attempts"):
+        ScoringPool([reward], workers=1)
+
+
+def test_a_reward_function_that_hangs_on_import_fails_with_a_name_and_a_deadline(tmp_path: Path) -> None:
+    file = tmp_path / "sluggish.py"
+    file.write_text("def reward(text, columns):\n    return 1.0\n")
+    reward = Reward(load_file(file).reward)
+    file.write_text("import time; time.sleep(60)\n")
+    with pytest.raises(
+        PoolError, match=r"no scoring worker has been ready.*waited 1 s for a scoring worker to import file:"
+    ):
+        ScoringPool([reward], workers=1, start_seconds=1.0)
+
+
+def test_a_worker_that_is_stopped_while_it_starts_is_not_waited_for_for_long() -> None:
+    with ScoringPool([Reward(scorers.act)], workers=1, deadline=10.0) as pool:
+        [pid] = pool.pids
+        start = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)  # until it is gone: it is idle, so no completion is lost with it
+        future = pool.score("return 1", {})
+        while (pids := pool.pids) in ([pid], []):
+            time.sleep(0.005)
+        os.kill(pids[0], signal.SIGSTOP)
+        assert future.result(timeout=WAIT) == Score(1.0, {"act": 1.0})
+        assert time.monotonic() - start < 30  # a first start may take 60 s, this one a few times what the first took
+
+
+def test_functions_of_a_script_and_trls_are_found_by_the_workers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from functools import partial\n"
+        "from offbeat.tasks.rewards import Reward, from_trl\n"
+        "from offbeat.scoring.pool import ScoringPool\n"
+        "def long(text, columns, *, least):\n    return float(len(text) >= least)\n"
+        "def trl(completions, **kwargs):\n    return [0.5 for _ in completions]\n"
+        "if __name__ == '__main__':\n"
+        "    rewards = [Reward(partial(long, least=3), weight=0.5), from_trl(trl)]\n"
+        "    with ScoringPool(rewards, workers=1) as pool:\n"
+        "        print(pool.score('abc', {}).result(timeout=60).breakdown)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "{'long': 0.5, 'trl': 0.5}\n", done.stderr
+
+
+def test_workers_die_with_the_process_that_owns_them(tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(
+        "import time\n"
+        "from offbeat.tasks.rewards import Reward\n"
+        "from offbeat.scoring.pool import ScoringPool\n"
+        "def spin(text, columns):\n    while True: pass\n"
+        "if __name__ == '__main__':\n"
+        "    pool = ScoringPool([Reward(spin)], workers=1, deadline=600.0)\n"
+        "    pool.score('x', {})\n"
+        "    print(pool.pids[0], flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    owner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    until = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_failure_share_looks_at_the_window_only() -> None:
+    tally = ScoringTally(FailureLimit(share=0.5, window=4, least=4))
+    bad = Scored("x", "", 0.0, Unscorable("crash"))
+    good = Scored("x", "", 0.0, Score(1.0))
+    verdicts = []
+    for entry in [bad, bad, bad, good, good, bad, good, good]:
+        tally.add(entry)
+        verdicts.append(tally.too_many)
+    assert verdicts == [False, False, False, True, False, False, False, False]
+    assert tally.report().scored == 4 and tally.report().unscorable == {"crash": 4}
+
+
+def test_a_line_wakes_those_who_wait_when_it_ends() -> None:
+    line: Line[int] = Line(room=1)
+    line.put(1, seconds=1.0)
+    with pytest.raises(TimeoutError, match="no room in a line of 1"):
+        line.put(2, seconds=0.01)
+    raised: list[BaseException] = []
+
+    def waits() -> None:
+        try:
+            line.put(2, seconds=30.0)
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    assert line.end(RuntimeError("over")) == [1] and line.take() is None
+    thread.join(10)
+    assert str(raised[0]) == "over"
+
+
+def test_the_torture_notices_what_is_lost_wrong_or_unexplained() -> None:
+    def ledger(**outcomes: object) -> torture_scoring.Ledger:
+        found = torture_scoring.Ledger()
+        for number in range(3):
+            found.end(number, outcomes.get(f"n{number}", Score(expected(number))))  # type: ignore[arg-type]
+        return found
+
+    assert torture_scoring.wrong_outcomes(ledger(), 3) == []
+    assert torture_scoring.wrong_outcomes(ledger(), 4) == ["3: ended 0 times"]
+    assert "Score(reward=0.0" in torture_scoring.wrong_outcomes(ledger(n1=Score(0.0)), 3)[0]
+    killed = ledger(n1=Unscorable("crash", "the worker was killed by SIGKILL while scoring"))
+    assert torture_scoring.wrong_outcomes(killed, 3) == ["1 completions ended by SIGKILL, and 0 strikes of that kind"]
+    killed.struck["SIGKILL"] = 1
+    assert torture_scoring.wrong_outcomes(killed, 3) == []
+
+
+@pytest.mark.engine
+def test_workers_are_tortured_and_nothing_is_lost() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lab.torture.scoring", "--short"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout
