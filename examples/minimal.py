@@ -25,9 +25,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from offbeat.objective.bound import effective_sample_size, total_variation
 from offbeat.objective.credit import Credit, assign_credit
 from offbeat.objective.logprobs import token_stats
-from offbeat.objective.losses import Streams, counts, policy_loss
+from offbeat.objective.losses import Streams, counts, log_ratios, policy_loss
 from offbeat.objective.presets import PRESETS
-from offbeat.objective.ratios import log_ratios
 from offbeat.objective.spec import Need, Objective
 from offbeat.seeds import derive
 from offbeat.types import UNKNOWN

@@ -1,7 +1,8 @@
-"""The docs as a site that needs nothing from elsewhere: `python scripts/build_site.py`, then build/site/index.html.
+"""Build the docs as a site that needs no network: `python scripts/build_site.py`, then open build/site/index.html.
 
-The README is its first page. What the docs link to in the repository (sources, tests, results) is copied into it, so
-that every link leads somewhere without a host. Formulas become MathML, which browsers draw. Needs offbeat[docs].
+The README is the first page; folders of docs/ stay folders. Files of the repository that the docs link to (sources,
+tests, results) are copied into the site as text, so that every link works without a server. Formulas become MathML,
+which browsers draw. Needs offbeat[docs].
 """
 
 import html
@@ -17,46 +18,49 @@ from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parent.parent
 TOP = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\s+\"[^\"]*\")?(\))")
 MATHS = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
 
 
 def gather(pages: Path) -> None:
-    """The Markdown of the site in one directory, with what it links to."""
+    """Write the Markdown of the site into one directory, with the files it links to."""
     shutil.rmtree(pages, ignore_errors=True)
-    pages.mkdir(parents=True)
-    sources = {ROOT / "README.md": "index.md", **{ROOT / name: name for name in TOP}}
-    sources |= {page: page.name for page in (ROOT / "docs").glob("*.md")}
-    for source, name in sources.items():
-        text = source.read_text(encoding="utf-8")
-        move = partial(_moved, source=source, sources=sources, pages=pages)
-        (pages / name).write_text(LINK.sub(move, text), encoding="utf-8")
-    for picture in (ROOT / "docs").glob("*.svg"):
-        shutil.copy(picture, pages)
+    docs = ROOT / "docs"
+    sources = {ROOT / "README.md": Path("index.md"), **{ROOT / name: Path(name) for name in TOP}}
+    sources |= {file: file.relative_to(docs) for pattern in ("*.md", "*.svg", "*.css") for file in docs.rglob(pattern)}
+    for source, place in sources.items():
+        (pages / place).parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix != ".md":
+            shutil.copy(source, pages / place)
+            continue
+        relink = partial(_relinked, source=source, sources=sources, pages=pages)
+        (pages / place).write_text(LINK.sub(relink, source.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def _moved(link: re.Match[str], source: Path, sources: dict[Path, str], pages: Path) -> str:
+def _relinked(link: re.Match[str], source: Path, sources: dict[Path, Path], pages: Path) -> str:
+    """A link as it must read on the site, relative to the page it is on."""
     if "://" in link[2]:
         return link[0]
     target = (source.parent / link[2]).resolve()
-    name = sources.get(target) or (target.name if target.suffix == ".svg" else _copied(target, pages))
-    return f"{link[1]}{name}{link[3] or ''}{link[4]}"
+    place = sources[target] if target in sources else _copied(target, pages)
+    name = os.path.relpath(place, sources[source].parent)
+    return f"{link[1]}{name}{link[3] or ''}{link[4] or ''}{link[5]}"
 
 
-def _copied(target: Path, pages: Path) -> str:
-    """A file of the repository as plain text, which a browser shows instead of offering to save it."""
-    name = Path("source") / f"{target.relative_to(ROOT)}".removesuffix(".txt")
-    name = name.with_name(f"{name.name}.txt")
-    (pages / name).parent.mkdir(parents=True, exist_ok=True)
+def _copied(target: Path, pages: Path) -> Path:
+    """Copy a file of the repository as plain text, which a browser shows instead of saving it."""
+    place = Path("source") / f"{target.relative_to(ROOT)}".removesuffix(".txt")
+    place = place.with_name(f"{place.name}.txt")
+    (pages / place).parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
-        (pages / name).write_text("".join(f"{entry.name}\n" for entry in sorted(target.iterdir())), encoding="utf-8")
+        (pages / place).write_text("".join(f"{entry.name}\n" for entry in sorted(target.iterdir())), encoding="utf-8")
     else:
-        shutil.copy(target, pages / name)
-    return str(name)
+        shutil.copy(target, pages / place)
+    return place
 
 
 def draw_formulas(page: Path) -> None:
-    """TeX as MathML."""
+    """Replace TeX by MathML."""
 
     def drawn(found: re.Match[str]) -> str:
         return str(convert(html.unescape(found[3]).strip(), display="block" if found[2] == "[" else "inline"))
@@ -65,7 +69,7 @@ def draw_formulas(page: Path) -> None:
 
 
 def main() -> int:
-    """Build; fails on a link that leads nowhere."""
+    """Build the site; fail on a link that does not resolve."""
     gather(ROOT / "build" / "pages")
     command = [str(Path(sys.executable).parent / "zensical"), "build", "--clean", "--strict"]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_COLOR": "1"})

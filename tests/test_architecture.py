@@ -18,8 +18,9 @@ LAYERS: list[set[str]] = [
     {"scoring"},
     {"rollout"},
     {"run"},
-    {"report"},
-    {"check"},
+    {"reports"},
+    {"preflight"},
+    {"api"},
     {"cli"},
 ]
 LAYER = {part: depth for depth, layer in enumerate(LAYERS) for part in layer}

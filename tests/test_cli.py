@@ -1,4 +1,4 @@
-"""The command line answers, and answers a wrong name with the nearest right one."""
+"""`offbeat explain`, `offbeat objectives`, and missing extras."""
 
 import subprocess
 import sys
@@ -31,12 +31,12 @@ def test_all_objectives_are_listed() -> None:
 
 
 @pytest.mark.parametrize(("command", "wrong", "right"), [("explain", "es", "ess"), ("objectives", "grp", "grpo")])
-def test_a_wrong_name_is_answered_with_the_nearest(command: str, wrong: str, right: str) -> None:
+def test_a_wrong_name_gets_a_suggestion(command: str, wrong: str, right: str) -> None:
     result = run(app, [command, wrong])
     assert result.exit_code == 2 and f"did you mean '{right}'?" in result.output
 
 
-def test_a_missing_extra_ends_in_the_command_that_installs_it() -> None:
+def test_a_missing_extra_prints_the_command_that_installs_it() -> None:
     code = (
         "import offbeat.cli.main as m\n"
         "@m.app.command()\n"

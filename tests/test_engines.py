@@ -1,4 +1,4 @@
-"""The engines that scripts/install-cpu installs are the real ones, at the versions the project is tested with."""
+"""scripts/install-cpu installs the real engines, at the versions with which the project is tested."""
 
 import re
 from importlib.metadata import version
@@ -23,7 +23,7 @@ def test_the_pinned_version_is_the_installed_one(package: str) -> None:
 
 @pytest.mark.engine
 @pytest.mark.filterwarnings("default")  # vLLM's own imports warn
-def test_vllm_imports_with_the_pieces_a_weight_update_needs() -> None:
+def test_vllm_has_the_functions_that_a_weight_update_needs() -> None:
     from vllm import SamplingParams
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -1,4 +1,4 @@
-"""Carriers: frozen, compared by value, and explicit about what is not known."""
+"""Data classes are frozen, compared by value, and explicit about unknown values."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -13,7 +13,7 @@ def completion(**changes: object) -> Completion:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def test_arrays_cannot_be_written_through_nor_from_outside() -> None:
+def test_arrays_can_be_changed_neither_through_the_object_nor_from_outside() -> None:
     ids = np.array([4, 2], np.int32)
     made = completion(token_ids=ids)
     ids[0] = 9

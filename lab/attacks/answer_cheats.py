@@ -1,4 +1,4 @@
-"""Completions that try to be paid without answering. The reference is 18, or option B; every one must score 0."""
+"""Completions that try to get a reward without answering. The reference is 18, or option B; all must score 0."""
 
 NUMBERS = [
     " ".join(map(str, range(1, 101))),

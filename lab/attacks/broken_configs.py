@@ -1,4 +1,4 @@
-"""Broken configurations, one for each way to be wrong, and what a person must be told: key, value, way out."""
+"""Broken configurations, one for each kind of mistake, and what each message must contain: key, value, fix."""
 
 import json
 from dataclasses import dataclass
@@ -22,22 +22,22 @@ max_tokens = 8
 
 @dataclass(frozen=True)
 class Broken:
-    """One wrong file."""
+    """One broken configuration file."""
 
     name: str
     toml: str
     says: tuple[str, ...]
-    """All in one line of the answer."""
+    """Fragments that one line of the message must contain."""
 
     def text(self, places: Path) -> str:
-        """The whole file: what is wrong, and the tables of a good one that it does not have itself."""
+        """Return the whole file: the broken part, and the tables of a good file that it lacks."""
         tables = [f"[{table}" for table in GOOD.split("\n[")[1:]]
         rest = [table for table in tables if table.split("\n")[0] not in self.toml]
         return "\n".join([self.toml, *rest]).replace("{places}", str(places))
 
 
 def cases() -> list[Broken]:
-    """What stands in broken_configs.txt: a name, the TOML, and after an arrow what the answer must contain."""
+    """Read broken_configs.txt: for each case a name, the TOML, and after an arrow what the message must contain."""
     found = []
     for block in (Path(__file__).parent / "broken_configs.txt").read_text(encoding="utf-8").split("== ")[1:]:
         name, _, rest = block.partition("\n")
@@ -47,7 +47,7 @@ def cases() -> list[Broken]:
 
 
 def make_places(root: Path) -> None:
-    """A good model and ones that are not, a log without log-probs, and a task file that fails."""
+    """Make a good model and broken ones, a log without log-probs, and a task file that fails."""
     _model(root / "good")
     (root / "empty").mkdir()
     (_model(root / "code") / "modeling_x.py").write_text("print('hello')")
@@ -79,7 +79,7 @@ def make_places(root: Path) -> None:
 
 
 def _model(place: Path, **more: object) -> Path:
-    """Files of a model, as far as they are looked at without loading it."""
+    """Write the files of a model that a check reads without loading it."""
     place.mkdir()
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 16, "max_position_embeddings": 64}
     (place / "config.json").write_text(json.dumps(sizes | more))

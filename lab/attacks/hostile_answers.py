@@ -1,14 +1,14 @@
-r"""Mathematics answers meant to stall or crash a grader, and honest ones to be scored beside them.
+r"""Mathematics answers that try to stall or crash a grader, and honest ones to score beside them.
 
-The hostile ones come in four families: what `screen.py` is there to refuse; what was written to slip past it, within
-every limit on length, depth and size and still slow in sympy or its parser; what equals the reference in disguise, so
-that comparing values does not settle it; and long texts around the answer.
+There are four kinds of hostile answers: those that the screen in `offbeat.verify.latex` must refuse; those that respect
+every limit on length, depth and size and are still slow in sympy or its parser; those that equal the reference in
+disguise, so that comparing values does not settle the question; and long texts around the answer.
 """
 
 import random
 
 REFERENCES = ["5", r"\frac{1}{2}", "x^2 + 1", r"\sqrt{2}", r"(1, 2]", r"\{1, 2\}", "x = 3", r"\sin x"]
-"""What the hostile answers are compared with, in turn."""
+"""References of the hostile answers, in turn."""
 
 
 def _nested(shell: str, core: str, times: int) -> str:
@@ -137,7 +137,7 @@ EQUAL_IN_DISGUISE = {
     "an inequality": (r"x^{30}-x^{17}+x<\sqrt{x}+1", r"x^{30}-x^{17}<\sqrt{x}"),
     "a matrix": (_matrix(2, r"x^{9}+\sin^2 y+\cos^2 y-1"), _matrix(2, "x^{9}")),
 }
-"""(answer, reference): equal, or nearly, at every point that one looks at, so that sympy must search for a proof."""
+"""(answer, reference): equal or nearly equal at every point, so that sympy must search for a proof."""
 LONG_TEXTS = {
     "unboxed, 100,000 characters": "The answer is " + "9^" * 50_000,
     "20,000 boxes": r"\boxed{1}" * 20_000,
@@ -150,7 +150,7 @@ LONG_TEXTS = {
 
 
 def hostile() -> list[tuple[str, str, str]]:
-    """(name, completion, reference), all families."""
+    """Return (name, completion, reference) of all kinds."""
     answers = list((SCREENED | PAST_THE_SCREEN).items())
     pairs = [(name, answer, REFERENCES[n % len(REFERENCES)]) for n, (name, answer) in enumerate(answers)]
     pairs += [(name, answer, reference) for name, (answer, reference) in EQUAL_IN_DISGUISE.items()]
@@ -159,7 +159,7 @@ def hostile() -> list[tuple[str, str, str]]:
 
 
 def honest(count: int, seed: int = 0) -> list[tuple[str, str, bool]]:
-    r"""(completion, reference, whether it is right) as a model that tries writes them; numbers and formulas."""
+    """Return (completion, reference, whether it is right) as an honest model writes them: numbers and formulas."""
     rng = random.Random(seed)
     return [_honest(rng) for _ in range(count)]
 
@@ -173,7 +173,7 @@ def _honest(rng: random.Random) -> tuple[str, str, bool]:
 
 
 def _pairs(a: int, b: int, c: int) -> list[tuple[str, str]]:
-    """A value as a dataset writes it, and as a model may."""
+    """Return values as a dataset writes them, and as a model may write them."""
     return [
         (rf"\frac{{{a}}}{{{b}}}", rf"\frac{{{c * a}}}{{{c * b}}}"),
         (rf"{a}\sqrt{{{b}}}", rf"\sqrt{{{b}}} \cdot {a}"),

@@ -1,11 +1,11 @@
-"""Which ports of a running run a neighbour can reach: everything is tried from a second network namespace.
+"""Try every port of a run from a second network namespace: which ones can another machine reach?
 
-    python -m lab.attacks.run_ports          rows run.7.*; needs root, for the namespace
+    python -m lab.attacks.run_ports    minutes; needs root, for the namespace; writes rows run.7.ray and run.7.local
 
-A namespace is joined to this machine by a cable (veth). While nothing runs, and again while a run on Ray with vLLM
-workers and two ranks, or a local run, makes steps, all 65,535 TCP ports of this machine are tried from there, and the
-sockets that the run's processes listen on are read from the kernel. A port that answers only while the run runs is the
-run's. Beside it, on loopback itself, Ray is asked for its state without the token.
+A veth pair connects the namespace to this machine. The command tries all 65,535 TCP ports from there: once while
+nothing runs, and once while a run makes steps. A port that answers only during the run belongs to the run. The runs are
+one on Ray with vLLM workers and two ranks, and a local one. The command also reads from the kernel on which sockets the
+processes of the run listen, and asks Ray for its state on loopback, without the token.
 """
 
 import json
@@ -15,41 +15,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab.figures import Figure, record
+from lab.figures import Figure, command_parser, record
+from lab.fixtures.runs import Broken, Run, count_steps, descendants, scratch, write_config
 from lab.fixtures.tiny_model import save_llama
-from lab.torture.run import Broken, Run, descendants, place, write_config
 
-NAMESPACE, HERE, THERE = "offbeat-neighbour", "10.231.7.1", "10.231.7.2"
+NAMESPACE, HERE, THERE = "offbeat-neighbor", "10.231.7.1", "10.231.7.2"
 
 SCAN = """
 import errno, json, selectors, socket, sys
 host, found = sys.argv[1], []
-def finish(chooser, patience):
-    for key, _ in chooser.select(patience):
+def finish(selector, timeout):
+    for key, _ in selector.select(timeout):
         if key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
             found.append(key.data)
-        chooser.unregister(key.fileobj)
+        selector.unregister(key.fileobj)
         key.fileobj.close()
-chooser = selectors.DefaultSelector()
+selector = selectors.DefaultSelector()
 for port in range(1, 65536):
     one = socket.socket()
     one.setblocking(False)
-    said = one.connect_ex((host, port))
-    if said == errno.ECONNREFUSED:
+    if one.connect_ex((host, port)) == errno.ECONNREFUSED:
         one.close()
     else:
-        chooser.register(one, selectors.EVENT_WRITE, port)
-    while len(chooser.get_map()) > 200:
-        finish(chooser, 1)
-while chooser.get_map():
-    finish(chooser, 2)
+        selector.register(one, selectors.EVENT_WRITE, port)
+    while len(selector.get_map()) > 200:
+        finish(selector, 1)
+while selector.get_map():
+    finish(selector, 2)
 print(json.dumps(sorted(found)))
 """
 
 
 @contextmanager
-def neighbour() -> Iterator[None]:
-    """A second network namespace with a cable to this one."""
+def neighbor() -> Iterator[None]:
+    """Make a second network namespace that is connected to this one."""
     steps = [
         f"ip netns add {NAMESPACE}",
         f"ip link add offbeat-near type veth peer name offbeat-far netns {NAMESPACE}",
@@ -68,31 +67,31 @@ def neighbour() -> Iterator[None]:
 
 
 def answering() -> set[int]:
-    """Ports of this machine that take a connection from the neighbour."""
+    """Return the ports of this machine that accept a connection from the other namespace."""
     command = ["ip", "netns", "exec", NAMESPACE, sys.executable, "-c", SCAN, HERE]
     return set(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
 
 def listening(root: int) -> list[str]:
-    """Addresses that processes below `root`, and it, listen on: TCP and UDP."""
-    ours = {root, *(pid for pid, _ in descendants(root))}
+    """Return the TCP and UDP addresses on which `root` and the processes below it listen."""
+    pids = {root, *(pid for pid, _ in descendants(root))}
     lines = subprocess.run(["ss", "-Hlntup"], capture_output=True, text=True, check=True).stdout.splitlines()
     found = []
     for line in lines:
-        if any(f"pid={pid}," in line for pid in ours):
+        if any(f"pid={pid}," in line for pid in pids):
             found.append(line.split()[4])
     return sorted(set(found))
 
 
-def looked_at(what: str, model: Path) -> tuple[set[int], list[str], bool]:
-    """Ports open to the neighbour only while the run runs, sockets it listens on, whether Ray refuses strangers."""
+def inspect_run(what: str, model: Path) -> tuple[set[int], list[str], bool]:
+    """Return the ports that open with the run, its sockets, and True if Ray refuses a client without a token."""
     before = answering()
-    with place() as directory:
+    with scratch() as directory:
         run = Run(directory / "run")
         on_ray = what == "ray"
         write_config(directory, model, engine="vllm", ranks=2 if on_ray else 1, on_ray=on_ray)
         run.start("train", str(directory / "run.toml"), "--out", str(run.directory))
-        run.wait_for("steps", lambda events: sum(e["kind"] == "step" for e in events) >= 3, 300)
+        run.wait_for("three steps", lambda events: count_steps(events) >= 3, 300)
         assert run.driver is not None
         sockets = listening(run.driver.pid)
         during = answering()
@@ -102,24 +101,25 @@ def looked_at(what: str, model: Path) -> tuple[set[int], list[str], bool]:
 
 
 def _refused(address: str) -> bool:
-    from offbeat.run.ray.session import asked_without_token
+    from offbeat.run.ray.attempt import query_without_token
 
-    asked = asked_without_token(address)
+    asked = query_without_token(address)
     if asked.returncode and "nauthenticated" not in asked.stderr:
-        raise Broken(f"asked without a token, Ray said something else than no: {asked.stderr[-500:]}")
+        raise Broken(f"without a token, Ray failed for another reason than the token: {asked.stderr[-500:]}")
     return asked.returncode != 0
 
 
 def main() -> bool:
+    command_parser(__doc__).parse_args()
     figures = []
-    with place() as directory, neighbour():
+    with scratch() as directory, neighbor():
         model = directory / "model"
         save_llama(model, tied=False)
         for what in ("ray", "local"):
-            opened, sockets, refused = looked_at(what, model)
+            opened, sockets, refused = inspect_run(what, model)
             beyond = [one for one in sockets if not one.startswith(("127.", "[::ffff:127.", "[::1]"))]
             if what == "ray" and not sockets:
-                raise Broken("a run on Ray listens nowhere: the look was wrong")
+                raise Broken("found no socket of a run on Ray: the inspection is broken")
             figures.append(
                 Figure(
                     f"run.7.{what}",

@@ -1,9 +1,10 @@
-# ruff: noqa: E501  (an attack to a line)
-"""Programs that try to get out of the sandbox, or to harm what is around it.
+# ruff: noqa: E501  (one attack per line)
+"""Programs that try to escape from the sandbox or to harm the machine around it.
 
-The attacker knows the house: `@SECRET_FILE@`, `@PORT@` and the like are replaced by what `sandbox_witness.py` really has
-set up. A program that got what it should not have says `claim(...)`; everything else is checked from outside. Those
-marked `harmless` do no damage without a sandbox either: run bare, they must be caught, or the witness is blind.
+The attacker knows the machine: placeholders such as `@SECRET_FILE@` and `@PORT@` are replaced by what
+`sandbox_witness.py` has set up. A program that gets what it must not get calls `claim(...)`; everything else is checked
+from outside. Attacks marked `harmless` do no damage without a sandbox either. Run without one, they must be detected;
+otherwise the witness misses them.
 """
 
 import textwrap
@@ -44,27 +45,27 @@ def show(path):
 
 @dataclass(frozen=True)
 class Attack:
-    """A program, and how it is to be run."""
+    """A program and how to run it."""
 
     name: str
     program: str
     harmless: bool = False
-    """Whether it may be run without a sandbox, to prove that the witness sees it."""
+    """True if it may run without a sandbox, to prove that the witness detects it."""
     twice: bool = False
-    """Whether the second run profits from what the first left."""
+    """True if a second run would use what the first one left."""
 
     def text(self, facts: Mapping[str, object]) -> str:
-        """The program, knowing the house."""
+        """Return the program with the placeholders filled in."""
         program = PRELUDE + textwrap.dedent(self.program)
         for name, value in facts.items():
             program = program.replace(f"@{name}@", str(value))
         return program
 
 
-# One system call each: whatever does not fail is a claim. The arguments would work for somebody who may.
+# One system call each: a call that does not fail is a claim. The arguments would work for a process with the permission.
 SYSTEM_CALLS = {
     "ptrace the parent": ("ptrace", "16, @PARENT@, 0, 0"),
-    "ptrace a neighbour of the same user": ("ptrace", "16, @NEIGHBOUR@, 0, 0"),
+    "ptrace a neighbor of the same user": ("ptrace", "16, @NEIGHBOR@, 0, 0"),
     "read the parent's memory": ("process_vm_readv", "@PARENT@, bytes(16), 1, bytes(16), 1, 0"),
     "open a pidfd of the parent": ("pidfd_open", "@PARENT@, 0"),
     "mount a tmpfs": ("mount", "b'none', b'/tmp', b'tmpfs', 0, None"),
@@ -87,7 +88,7 @@ SYSTEM_CALLS = {
     "perf_event_open": ("perf_event_open", "bytes([0, 0, 0, 0, 112]) + bytes(107), 0, -1, -1, 0"),
     "io_uring": ("io_uring_setup", "4, ctypes.create_string_buffer(256)"),
     "userfaultfd": ("userfaultfd", "0"),
-    "personality without address randomisation": ("personality", "0x0040000"),
+    "personality without address randomization": ("personality", "0x0040000"),
     "load a kernel module": ("init_module", "bytes(64), 64, b''"),
     "reboot": ("reboot", "0xfee1dead, 672274793, 0, 0"),
     "rename the host": ("sethostname", "b'owned', 5"),
@@ -106,7 +107,7 @@ SYSTEM_CALLS = {
     "become root": ("setuid", "0"),
     "become the user of another slot": ("setresuid", "os.getuid() + 1, os.getuid() + 1, os.getuid() + 1"),
     "join the group of root": ("setgroups", "1, (ctypes.c_uint32 * 1)(0)"),
-    "let anybody trace it": ("prctl", "0x59616d61, -1, 0, 0, 0"),
+    "allow any process to trace it": ("prctl", "0x59616d61, -1, 0, 0, 0"),
     "raise the parent's limits": ("prlimit64", "@PARENT@, 7, (ctypes.c_uint64 * 2)(9, 9), None"),
     "a filter of its own that asks a tracer": ("seccomp", "1, 8, bytes(16)"),
     "hang up the terminal": ("vhangup", ""),
@@ -157,13 +158,13 @@ NETWORK = {
 }
 
 PROCESSES = {
-    "kill everybody": "attempt(os.kill, -1, signal.SIGKILL)",
+    "kill every process": "attempt(os.kill, -1, signal.SIGKILL)",
     "kill the parent": "[attempt(os.kill, pid, s) for pid in (@PARENT@, os.getppid()) if pid > 1 for s in (signal.SIGUSR1, 9)]",
     "signal the parent": "os.kill(@PARENT@, signal.SIGUSR1)",
-    "kill a neighbour of the same user": "os.kill(@NEIGHBOUR@, signal.SIGKILL)",
+    "kill a neighbor of the same user": "os.kill(@NEIGHBOR@, signal.SIGKILL)",
     "stop every process": "[attempt(os.kill, pid, signal.SIGSTOP) for pid in range(2, 70000)]",
     "kill its process group": "attempt(os.killpg, 0, signal.SIGKILL); attempt(os.killpg, os.getpgid(0), signal.SIGKILL)",
-    "slow down neighbours": "attempt(os.setpriority, os.PRIO_PROCESS, @NEIGHBOUR@, 19) or claim(attempt(os.getpriority, os.PRIO_PROCESS, @NEIGHBOUR@)) if attempt(os.getpriority, os.PRIO_PROCESS, @NEIGHBOUR@) is not None else None",
+    "slow down neighbors": "attempt(os.setpriority, os.PRIO_PROCESS, @NEIGHBOR@, 19) or claim(attempt(os.getpriority, os.PRIO_PROCESS, @NEIGHBOR@)) if attempt(os.getpriority, os.PRIO_PROCESS, @NEIGHBOR@) is not None else None",
     "a daemon": """
         if os.fork() == 0:
             os.setsid()
@@ -177,7 +178,7 @@ PROCESSES = {
         for _ in range(20):
             if os.fork() == 0:
                 os.setsid(); time.sleep(600)""",
-    "answer, then hang on": "print('done', flush=True); [attempt(os.close, n) for n in range(3)]; time.sleep(600)",
+    "answer, then hang": "print('done', flush=True); [attempt(os.close, n) for n in range(3)]; time.sleep(600)",
     "fork bomb": "while True: attempt(os.fork)",
     "threads without end": """
         import threading
@@ -275,7 +276,7 @@ HARMLESS = {
     "environment", "environment of the parent in /proc", "a secret file by its path", "a secret file through a symlink",
     "password hashes", "this repository", "installed packages", "TCP to the host", "UDP to the host",
     "abstract socket of the host", "socket in a folder of the host", "netlink", "signal the parent",
-    "kill a neighbour of the same user", "a daemon", "sleep", "a time bomb", "write into a folder open to all",
+    "kill a neighbor of the same user", "a daemon", "sleep", "a time bomb", "write into a folder open to all",
     "overwrite the tests", "watch the host by inotify", "memory without a name",
 }  # fmt: skip
 

@@ -1,5 +1,5 @@
-# ruff: noqa: E501  (a program to a line)
-"""Programs for the sandbox that keep the rules, and completions that fake success: the cheat suite."""
+# ruff: noqa: E501  (one program per line)
+"""Honest programs for the sandbox, and completions that fake success (the cheat suite)."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from offbeat.types import Json
 
 @dataclass(frozen=True)
 class Problem:
-    """Tests, and a completion to be scored against them."""
+    """A completion and the tests to score it against."""
 
     name: str
     completion: str
@@ -16,7 +16,7 @@ class Problem:
 
     @property
     def columns(self) -> dict[str, Json]:
-        """As the scorer sees it."""
+        """The columns that the scorer gets."""
         return {"tests": self.tests}
 
 
@@ -89,7 +89,7 @@ CHEATS = [
     Problem("changes its arguments", _block("def first(xs):\n    xs.clear()\n    return None"), ["assert first([1, 2]) == 1", "assert first([3]) == 3"]),
     Problem("right, then raises", _block("def odd(n):\n    try: return n % 2 == 1\n    finally: raise SystemExit(0)"), _ODD),
     Problem("a child answers, the parent leaves", _block("import os\ndef odd(n):\n    if os.fork(): os._exit(0)\n    return True"), _ODD),
-    Problem("waits for the grader to give up", _block("import time\ndef odd(n): time.sleep(60)"), _ODD),
+    Problem("waits until the grader times out", _block("import time\ndef odd(n): time.sleep(60)"), _ODD),
     Problem("too much to read", _block("def count(t): return ['x' * 1000] * 10000"), _COUNT),
     Problem("a bomb of nested lists", _block("def count(t):\n    x = []\n    for _ in range(60): x = [x, x]\n    return x"), _COUNT),
     Problem("colliding keys", _block("def count(t): return {i * (2 ** 61 - 1): 0 for i in range(300)}"), _COUNT),

@@ -1,4 +1,4 @@
-"""Stands outside the sandbox and sees whether anything came out: secrets planted, doors watched, bodies counted."""
+"""Watch the sandbox from outside: planted secrets, listening sockets, neighbor processes and files must stay intact."""
 
 import contextlib
 import hashlib
@@ -21,23 +21,24 @@ from offbeat.sandbox import Arguments, ProgramOutcome, SandboxLimits
 from offbeat.sandbox.slots import FIRST_UID, MOST
 
 ALLOWED_LATENESS = 5.0
-"""Seconds over the limit until a run has returned, on a crowded machine."""
+"""Seconds over its limit after which a run must have returned, on a busy machine."""
 
 
 @dataclass
 class Witness:
-    """The house: what attackers are told of it (`facts`), and what has changed since it was set up."""
+    """The machine around the sandbox: what attackers know of it (`facts`), and what they may not change (`state`)."""
 
     folder: Path
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     signals: list[int] = field(default_factory=list)
     sockets: dict[str, socket.socket] = field(default_factory=dict)
-    neighbours: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+    neighbors: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+    """Processes with the user id of a slot, one for each slot."""
 
     @property
     def facts(self) -> dict[str, object]:
-        """All that an attacker could wish to know."""
+        """Values for the placeholders of an attack."""
         return {
             "SECRET_FILE": self.folder / "secret.txt",
             "OPEN_FOLDER": self.folder / "open",
@@ -45,7 +46,7 @@ class Witness:
             "REPOSITORY": ROOT,
             "SITE_PACKAGES": sysconfig.get_path("stdlib") + "/site-packages",
             "PARENT": os.getpid(),
-            "NEIGHBOUR": self.neighbours[0].pid,
+            "NEIGHBOR": self.neighbors[0].pid,
             "PORT": self.sockets["tcp"].getsockname()[1],
             "ABSTRACT": f"offbeat-{self.token}",
             "UNIX_SOCKET": self.folder / "open" / "socket",
@@ -53,7 +54,7 @@ class Witness:
         }
 
     def set_up(self, slots: int) -> None:
-        """Plant the secrets, open the doors, and put a neighbour beside each slot, with the slot's own user id."""
+        """Plant the secrets, open the sockets, and start a neighbor process with the user id of each slot."""
         os.environ["OFFBEAT_WITNESS_SECRET"] = self.secret
         self.folder.chmod(0o755)
         (self.folder / "secret.txt").write_text(self.secret)
@@ -64,7 +65,7 @@ class Witness:
         self._listen()
         for number in range(slots):
             user = {"user": FIRST_UID + number, "group": FIRST_UID + number} if os.getuid() == 0 else {}
-            self.neighbours.append(subprocess.Popen(["sleep", "100000"], env={}, start_new_session=True, **user))  # type: ignore[call-overload]
+            self.neighbors.append(subprocess.Popen(["sleep", "100000"], env={}, start_new_session=True, **user))  # type: ignore[call-overload]
 
     def _listen(self) -> None:
         families = {"tcp": socket.AF_INET, "udp": socket.AF_INET, "abstract": socket.AF_UNIX, "unix": socket.AF_UNIX}
@@ -80,8 +81,8 @@ class Witness:
             if name != "udp":
                 listener.listen()
 
-    def house(self) -> dict[str, object]:
-        """What an attack may not change."""
+    def state(self) -> dict[str, object]:
+        """Return everything that an attack may not change."""
         return {
             "tests": hashlib.sha256((self.folder / "tests.json").read_bytes()).hexdigest(),
             "open folder": sorted(os.listdir(self.folder / "open")),
@@ -89,20 +90,20 @@ class Witness:
             "host name": socket.gethostname(),
             "shared memory": _shared_memory_of_slots(),
             "/dev/null": os.stat("/dev/null").st_mode,
-            "neighbours": [self._state(neighbour.pid) for neighbour in self.neighbours],
-            "doors": [name for name in self.sockets if self._visited(name)],
+            "neighbors": [self._process_state(neighbor.pid) for neighbor in self.neighbors],
+            "connected sockets": [name for name in self.sockets if self._connected(name)],
             "signals": list(self.signals),
             "core files": sorted(str(path) for path in Path.cwd().glob("core*")),
         }
 
-    def _state(self, pid: int) -> str:
-        """Alive and not stopped is 'S'; niceness beside it."""
+    def _process_state(self, pid: int) -> str:
+        """Return the state, which is 'S' for a process that is alive and not stopped, and the niceness."""
         with contextlib.suppress(FileNotFoundError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             return f"{fields[0]} {fields[16]}"
         return "gone"
 
-    def _visited(self, name: str) -> bool:
+    def _connected(self, name: str) -> bool:
         try:
             self.sockets[name].recv(100) if name == "udp" else self.sockets[name].accept()[0].close()
         except BlockingIOError:
@@ -110,30 +111,29 @@ class Witness:
         return True
 
     def left_over(self) -> list[int]:
-        """Processes of slots' users that are not neighbours."""
-        known = {neighbour.pid for neighbour in self.neighbours}
+        """Return the processes of slot users that are not neighbors."""
+        known = {neighbor.pid for neighbor in self.neighbors}
         return [pid for pid in _processes_of_slots() if pid not in known]
 
     def evidence(
         self, outcome: ProgramOutcome, elapsed: float, limits: SandboxLimits, before: dict[str, object]
     ) -> list[str]:
-        """Everything that says the attack got somewhere."""
-        said = outcome.stdout.decode(errors="replace") + outcome.detail + repr(outcome.answers)
-        found = [line for line in said.splitlines() if line.startswith("ESCAPED")]
-        if self.secret in said:
+        """Return every sign that the attack succeeded."""
+        output = outcome.stdout.decode(errors="replace") + outcome.detail + repr(outcome.answers)
+        found = [line for line in output.splitlines() if line.startswith("ESCAPED")]
+        if self.secret in output:
             found.append("the secret was read")
         if elapsed > limits.seconds + ALLOWED_LATENESS:
             found.append(f"it held its slot for {elapsed:.1f} s")
         if len(outcome.stdout) > limits.output_bytes + (1 << 17):
             found.append(f"{len(outcome.stdout)} bytes of output were kept")
-        now = self.house()
+        now = self.state()
         return found + [f"{what} changed: {now[what]}" for what in before if now[what] != before[what]]
 
     def tear_down(self) -> None:
-        """Take the house down."""
-        for neighbour in self.neighbours:
-            neighbour.kill()
-            neighbour.wait()
+        for neighbor in self.neighbors:
+            neighbor.kill()
+            neighbor.wait()
         for listener in self.sockets.values():
             listener.close()
         del os.environ["OFFBEAT_WITNESS_SECRET"]
@@ -161,36 +161,35 @@ def _processes_of_slots() -> Iterator[int]:
 
 @contextlib.contextmanager
 def witness(slots: int) -> Iterator[Witness]:
-    """A house for the length of the block. Signals to this process are noted, not obeyed."""
+    """Provide a witness. SIGUSR1 to this process is recorded and does not end it."""
     with tempfile.TemporaryDirectory(prefix="offbeat-witness-") as name:
-        house = Witness(Path(name))
+        observer = Witness(Path(name))
 
         def note(number: int, _: FrameType | None) -> None:
-            house.signals.append(number)
+            observer.signals.append(number)
 
         previous = signal.signal(signal.SIGUSR1, note)
         try:
-            house.set_up(slots)
-            time.sleep(0.1)  # until the neighbours sleep
-            yield house
+            observer.set_up(slots)
+            time.sleep(0.1)  # until the neighbors sleep
+            yield observer
         finally:
-            house.tear_down()
+            observer.tear_down()
             signal.signal(signal.SIGUSR1, previous)
 
 
 @dataclass(frozen=True)
 class Unconfined:
-    """What the sandbox is measured against: nothing at all. For attacks that are harmless, to see the witness see."""
+    """A stand-in for the sandbox that confines nothing. With it, the witness must detect every harmless attack."""
 
     uid: int
 
     def call(self, program: str, function: str, calls: Sequence[Arguments], limits: SandboxLimits) -> ProgramOutcome:
-        """Attacks are scripts."""
-        raise NotImplementedError
+        raise NotImplementedError("attacks are scripts: use run()")
 
     def run(self, program: str, stdin: bytes, limits: SandboxLimits) -> ProgramOutcome:
-        """Run it as that user, and be patient."""
-        # What only root can read is imported before the user changes.
+        """Run the program as the user `uid`, somewhat longer than the limit."""
+        # Import before the user changes: only root can read some of the modules.
         start = f"import ctypes, os, signal, socket, sys, time; os.setuid({self.uid})\n"
         process = subprocess.Popen(
             [sys.executable, "-c", start + program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

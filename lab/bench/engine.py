@@ -1,15 +1,16 @@
-"""Figures of the vLLM engine: what it serves after a load, and what a load costs.
+"""Measure the vLLM engine: what it serves after a load, and what a load costs.
 
-    python -m lab.bench.engine parity   tied and untied models, perturbed and synced five times, against transformers
-    python -m lab.bench.engine sync     a load every few tokens while it generates: spans, labels, prefix cache
-    python -m lab.bench.engine pause    how long SmolLM2 stands still for a load, against a bare layerwise reload
+    python -m lab.bench.engine parity   tied and untied models, perturbed and synced five times, against transformers:
+                                        rows weights-rollout.3.tied, .untied and .unrepaired
+    python -m lab.bench.engine sync     loads while it generates: version spans, labels and prefix cache;
+                                        rows weights-rollout.4.spans, .versions and .cache
+    python -m lab.bench.engine pause    how long a load of SmolLM2 pauses generation, against a bare layerwise reload:
+                                        row weights-rollout.4.pause
 
-`--short` runs a small form of each and records nothing.
+Minutes each. `--short` runs a small part and records nothing.
 """
 
-import argparse
 import asyncio
-import os
 import statistics
 import sys
 import tempfile
@@ -21,8 +22,8 @@ from torch import Tensor
 
 from lab.bench.engine_runs import (
     PROMPT,
-    Judged,
     Unrepaired,
+    Verdict,
     engine_for,
     judge,
     load_while_generating,
@@ -30,7 +31,7 @@ from lab.bench.engine_runs import (
     prompts,
     sync_rounds,
 )
-from lab.figures import Figure, record
+from lab.figures import Figure, command_parser, machine, report
 from lab.fixtures.tiny_model import save_llama
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.vllm import OnUpdate, VllmEngine
@@ -38,7 +39,7 @@ from offbeat.rollout.vllm_worker import SharedWeights, WorkerPart
 
 
 async def parity(short: bool) -> bool:
-    """Must show 3."""
+    """Rows weights-rollout.3.tied, .untied and .unrepaired."""
     rounds = 3 if short else 5
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -79,13 +80,13 @@ async def parity(short: bool) -> bool:
                     f"{min(found.before):.2g} to {max(found.before):.2g}; the probe passed {sum(found.passed)} times",
                 )
             )
-    return report(short, *rows)
+    return report(short, *rows) or short
 
 
 async def sync(short: bool) -> bool:
-    """Must show 4, all but the pause."""
+    """Rows weights-rollout.4.spans, .versions and .cache."""
     loads = 6 if short else 60
-    found: dict[OnUpdate, Judged] = {}
+    found: dict[OnUpdate, Verdict] = {}
     modes: tuple[OnUpdate, ...] = ("keep", "drain")
     with tempfile.TemporaryDirectory() as scratch:
         for mode in modes:
@@ -95,9 +96,8 @@ async def sync(short: bool) -> bool:
                 found[mode] = judge(await load_while_generating(engine, model, loads), model)
     keep, drain = found["keep"], found["drain"]
     count = sum(one.whole + one.spanning for one in found.values())
-    what = f"{loads} loads while 16 completions are asked for in 8 places, keeping and draining"
-    return report(
-        short,
+    what = f"{loads} loads while 16 completions compete for 8 slots, keeping and draining"
+    rows = [
         Figure(
             "weights-rollout.4.spans",
             "completions whose version spans are not contiguous, covering and non-decreasing",
@@ -111,7 +111,7 @@ async def sync(short: bool) -> bool:
         ),
         Figure(
             "weights-rollout.4.versions",
-            "tokens labelled with a version that was not loaded",
+            "tokens labeled with a version that was not loaded",
             "0",
             keep.unloaded + drain.unloaded,
             "tokens",
@@ -129,11 +129,12 @@ async def sync(short: bool) -> bool:
             keep.whole + drain.whole,
             f"three prompts of {PROMPT} tokens, prefix cache on, blocks of 32",
         ),
-    )
+    ]
+    return report(short, *rows) or short
 
 
 async def pause(short: bool) -> bool:
-    """Must show 4, the pause: bare and ours in turn, the same weights from the same memory."""
+    """Row weights-rollout.4.pause: a bare reload and ours in turn, the same weights from the same memory."""
     from safetensors.torch import load_file
 
     from lab.fixtures.smollm2 import directory
@@ -143,7 +144,7 @@ async def pause(short: bool) -> bool:
     engine = await VllmEngine.start(directory(), max_model_len=512, max_num_seqs=32, threads=2)
     bare, ours = [], []
     try:
-        for number in range(rounds + 1):  # the first of a process is slower, and left out
+        for number in range(rounds + 1):  # the first load of a process is slower and does not count
             seconds = await bare_reload(engine, weights)
             asked = [Request(str(i), one, 4, Sampling(400, ()), i) for i, one in enumerate(prompts(8, number, 32))]
             generating = asyncio.create_task(engine.generate(asked))
@@ -159,24 +160,22 @@ async def pause(short: bool) -> bool:
         await engine.close()
     ratio = statistics.median(ours) / statistics.median(bare)
     pairs = sorted(a / b for a, b in zip(ours, bare, strict=True))
-    return report(
-        short,
-        Figure(
-            "weights-rollout.4.pause",
-            "median pause of generation for a load / median bare layerwise reload, SmolLM2-135M bf16",
-            "≤ 1.2",
-            round(ratio, 3),
-            "ratio",
-            ratio <= 1.2,
-            rounds,
-            f"ours {spread(ours)} with 32 completions being written, bare {spread(bare)} on an idle engine; pairs "
-            f"{pairs[0]:.2f} to {pairs[-1]:.2f}; load average {os.getloadavg()[0]:.1f}",
-        ),
+    figure = Figure(
+        "weights-rollout.4.pause",
+        "median pause of generation for a load / median bare layerwise reload, SmolLM2-135M bf16",
+        "≤ 1.2",
+        round(ratio, 3),
+        "ratio",
+        ratio <= 1.2,
+        rounds,
+        f"ours {spread(ours)} with 32 completions being generated, bare {spread(bare)} on an idle engine; pairs "
+        f"{pairs[0]:.2f} to {pairs[-1]:.2f}; {machine()}",
     )
+    return report(short, figure) or short
 
 
 async def bare_reload(engine: VllmEngine, weights: Mapping[str, Tensor]) -> float:
-    """Seconds of the recipe alone, called in the worker of a paused idle engine."""
+    """Return the seconds of the bare reload in the worker of an engine that is paused and idle."""
     llm = engine._llm
     with SharedWeights() as shared:
         shared.write((name, tensor) for name, tensor in weights.items() if name != "lm_head.weight")
@@ -189,23 +188,13 @@ async def bare_reload(engine: VllmEngine, weights: Mapping[str, Tensor]) -> floa
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Median and range."""
+    """Format the median and the range."""
     return f"{statistics.median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})"
 
 
-def report(short: bool, *figures: Figure) -> bool:
-    """Record the figures of a full run; of a short one, only say them."""
-    if not short:
-        return record(*figures)
-    for figure in figures:
-        print(f"{figure.id} (short form, not recorded)  {figure.what}: {figure.measured} {figure.unit}; {figure.note}")
-    return True
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["parity", "sync", "pause"])
-    parser.add_argument("--short", action="store_true", help="a small form that records nothing")
+    commands = {"parity": parity, "sync": sync, "pause": pause}
+    parser = command_parser(__doc__, short="run a small part and record nothing")
+    parser.add_argument("what", choices=commands)
     arguments = parser.parse_args()
-    command = {"parity": parity, "sync": sync, "pause": pause}[arguments.what]
-    sys.exit(0 if asyncio.run(command(arguments.short)) else 1)
+    sys.exit(not asyncio.run(commands[arguments.what](arguments.short)))

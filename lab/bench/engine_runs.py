@@ -1,4 +1,4 @@
-"""Runs of the vLLM engine against transformers: what `bench_engine.py` measures and the engine's tests assert."""
+"""Runs of the vLLM engine against transformers, for `python -m lab.bench.engine` and the tests of the engine."""
 
 import asyncio
 import itertools
@@ -22,18 +22,18 @@ from offbeat.weights.probe import Probe, probe_sequences
 
 VOCABULARY = 40
 PROMPT = 80
-"""Tokens: two whole blocks of the prefix cache and a half."""
+"""Tokens of a prompt: two and a half blocks of the prefix cache."""
 
 
 class Unrepaired(WorkerPart):
-    """What a worker does without our repair of tied heads: the fault that a probe has to see."""
+    """A worker that does not repair tied heads: the fault that a probe must detect."""
 
     def offbeat_repair_heads(self, model: torch.nn.Module) -> None:
-        """Left out."""
+        pass
 
 
 def perturb(model: LlamaForCausalLM, seed: int, scale: float = 0.02) -> dict[str, Tensor]:
-    """Move all weights a little; gives a copy of them."""
+    """Move all weights a little and return a copy of them."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.data += scale * torch.randn(parameter.shape, generator=generator)
@@ -41,7 +41,7 @@ def perturb(model: LlamaForCausalLM, seed: int, scale: float = 0.02) -> dict[str
 
 
 def expected(model: LlamaForCausalLM, ids: Sequence[int], temperature: float = 1.0) -> NDArray[np.float32]:
-    """Log-probs of the tokens after the first, by transformers."""
+    """Return the log-probs that transformers computes for the tokens after the first."""
     with torch.inference_mode():
         logits_TV = model(torch.tensor([list(ids)])).logits[0, :-1] / temperature
     values: NDArray[np.float32] = logits_TV.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
@@ -49,18 +49,18 @@ def expected(model: LlamaForCausalLM, ids: Sequence[int], temperature: float = 1
 
 
 def probe_of(model: LlamaForCausalLM) -> Probe:
-    """What a trainer would publish with these weights."""
+    """Return the probe that a trainer would publish with these weights."""
     sequences = probe_sequences([list(range(3, 30)), list(range(40, 10, -1))], VOCABULARY, seed=0)
     return Probe(sequences, [expected(model, one) for one in sequences])
 
 
 def prompts(count: int, seed: int, length: int = PROMPT) -> list[list[int]]:
-    """Random tokens."""
+    """Return prompts of random tokens."""
     return np.random.default_rng(seed).integers(3, VOCABULARY, (count, length)).tolist()  # type: ignore[no-any-return]
 
 
 def span_faults(completion: Completion) -> list[str]:
-    """What is wrong with its version spans."""
+    """Return what is wrong with the version spans of a completion."""
     spans = completion.versions
     faults = []
     if [span.start for span in spans] != [0, *(span.end for span in spans[:-1])]:
@@ -73,7 +73,7 @@ def span_faults(completion: Completion) -> list[str]:
 
 
 def gap(model: LlamaForCausalLM, prompt: Sequence[int], completion: Completion, end: int | None = None) -> float:
-    """Largest |Δlogp| between a completion's first `end` tokens and transformers."""
+    """Return the largest |Δlogp| to transformers over the first `end` tokens of a completion."""
     assert completion.behavior_logprobs is not UNKNOWN
     values = expected(model, [*prompt, *completion.token_ids.tolist()])[len(prompt) - 1 :]
     return float(np.abs(values - completion.behavior_logprobs)[:end].max())
@@ -83,7 +83,7 @@ def gap(model: LlamaForCausalLM, prompt: Sequence[int], completion: Completion, 
 async def engine_for(
     directory: Path, on_update: OnUpdate = "keep", worker_part: type[WorkerPart] = WorkerPart
 ) -> AsyncIterator[VllmEngine]:
-    """A float32 engine on one thread, with fewer places than the runs here ask for."""
+    """Start a float32 engine on one thread, with fewer slots than these runs ask for."""
     name = f"{worker_part.__module__}.{worker_part.__name__}"
     engine = await VllmEngine.start(
         directory, dtype="float32", max_model_len=256, max_num_seqs=8, on_update=on_update, _extension=name
@@ -96,7 +96,7 @@ async def engine_for(
 
 @dataclass(frozen=True)
 class Rounds:
-    """Largest |Δlogp| between engine and transformers over the probe, and whether the probe passed."""
+    """By round: the largest |Δlogp| to transformers over the probe before and after a sync, and whether it passed."""
 
     before: list[float]
     after: list[float]
@@ -104,7 +104,7 @@ class Rounds:
 
 
 async def sync_rounds(engine: VllmEngine, model: LlamaForCausalLM, rounds: int) -> Rounds:
-    """Perturb, compare, sync, compare; the last three rounds bring the head along, tied or not."""
+    """Perturb, compare, sync, compare. In the last three rounds the sync includes the head, tied or not."""
     found = Rounds([], [], [])
     prober = await Prober.calibrated(engine, probe_of(model))
     for number in range(1, rounds + 1):
@@ -112,29 +112,31 @@ async def sync_rounds(engine: VllmEngine, model: LlamaForCausalLM, rounds: int) 
         if number <= rounds - 3 and model.config.tie_word_embeddings:
             del weights["lm_head.weight"]
         probe = probe_of(model)
-        found.before.append(await widest(engine, probe))
+        found.before.append(await largest_gap(engine, probe))
         await engine.load(number, weights.items())
-        found.after.append(await widest(engine, probe))
+        found.after.append(await largest_gap(engine, probe))
         found.passed.append((await prober.check(engine, probe)).passed)
     return found
 
 
-async def widest(engine: VllmEngine, probe: Probe) -> float:
-    """Largest |Δlogp| on a probe's sequences."""
+async def largest_gap(engine: VllmEngine, probe: Probe) -> float:
+    """Return the largest |Δlogp| on the sequences of a probe."""
     return float(np.abs(np.concatenate(await engine.logprobs(probe.sequences)) - probe.values).max())
 
 
 @dataclass
-class Watched:
-    """What a run of loads during generation gave."""
+class GenerationRun:
+    """The completions of a run with loads during generation."""
 
     completions: list[tuple[list[int], Completion]]
     states: Mapping[int, Mapping[str, Tensor]]
-    """The weights of every version loaded."""
+    """The weights of every loaded version."""
 
 
-async def load_while_generating(engine: VllmEngine, model: LlamaForCausalLM, loads: int, after: int = 0) -> Watched:
-    """Groups are asked for without pause, more than there are places, over few prompts; meanwhile versions come."""
+async def load_while_generating(
+    engine: VllmEngine, model: LlamaForCausalLM, loads: int, after: int = 0
+) -> GenerationRun:
+    """Load versions while groups of few prompts are requested without pause, more than the engine has slots."""
     states = {after: {name: tensor.clone() for name, tensor in model.state_dict().items()}}
     seen: list[tuple[list[int], Completion]] = []
     stop = asyncio.Event()
@@ -156,37 +158,37 @@ async def load_while_generating(engine: VllmEngine, model: LlamaForCausalLM, loa
         await engine.load(version, states[version].items())
     stop.set()
     await asyncio.gather(*streams)
-    return Watched(seen, states)
+    return GenerationRun(seen, states)
 
 
 @dataclass(frozen=True)
-class Judged:
+class Verdict:
     """Counts over the completions of `load_while_generating`."""
 
     faults: int
     unloaded: int
-    """Tokens under a version that was not loaded."""
+    """Tokens labeled with a version that was not loaded."""
     whole: int
     """Completions of one version."""
     spanning: int
     whole_gap: float
-    """Largest |Δlogp| of any token of a completion of one version, to transformers at that version."""
+    """Largest |Δlogp| to transformers over all tokens of completions of one version."""
     first_gap: float
-    """The same over the first spans of the others."""
+    """The same over the first spans of the other completions."""
 
 
-def judge(watched: Watched, model: LlamaForCausalLM) -> Judged:
-    """Against transformers, version by version."""
-    faults = sum(bool(span_faults(completion)) for _, completion in watched.completions)
-    spans = [span for _, completion in watched.completions for span in completion.versions]
-    unloaded = sum(span.end - span.start for span in spans if span.version not in watched.states)
+def judge(run: GenerationRun, model: LlamaForCausalLM) -> Verdict:
+    """Compare the completions with transformers, version by version."""
+    faults = sum(bool(span_faults(completion)) for _, completion in run.completions)
+    spans = [span for _, completion in run.completions for span in completion.versions]
+    unloaded = sum(span.end - span.start for span in spans if span.version not in run.states)
     whole_gaps, first_gaps = [0.0], [0.0]
-    for version, state in watched.states.items():
+    for version, state in run.states.items():
         model.load_state_dict(state)
-        for prompt, completion in watched.completions:
+        for prompt, completion in run.completions:
             first = completion.versions[0]
             if first.version == version:
                 gaps = whole_gaps if len(completion.versions) == 1 else first_gaps
                 gaps.append(gap(model, prompt, completion, first.end))
     whole, spanning = len(whole_gaps) - 1, len(first_gaps) - 1
-    return Judged(faults, unloaded, whole, spanning, max(whole_gaps), max(first_gaps))
+    return Verdict(faults, unloaded, whole, spanning, max(whole_gaps), max(first_gaps))

@@ -1,10 +1,9 @@
-"""Must show 6 and 7: TRL's reward functions and a user's task in the pool, `offbeat eval` and `offbeat score` as typed.
+"""Check TRL's reward functions and a user's task in the scoring pool, and `offbeat eval` and `offbeat score` as typed.
 
-python -m lab.bench.evaluation             all of it; a minute
+python -m lab.bench.evaluation             about a minute; writes rows tasks.6.* and tasks.7.*
 python -m lab.bench.evaluation --short     fewer groups; records nothing
 """
 
-import argparse
 import asyncio
 import inspect
 import re
@@ -15,15 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.figures import ROOT, Figure, record
+from lab.figures import ROOT, Figure, command_parser, report
+from lab.fixtures.processes import OFFBEAT
 from lab.fixtures.tiny_model import load_tokenizer, save_model
 from lab.parity.trl_rewards import CASES, Case
 from offbeat.experience.log import ExperienceLog
 from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks.arithmetic import arithmetic
-from offbeat.tasks.custom import custom
 from offbeat.tasks.data import tokens
 from offbeat.tasks.rewards import from_trl
+from offbeat.tasks.task import custom
 from offbeat.types import Completion, Group, Score, VersionSpan
 
 PASS_RATE = 0.4
@@ -31,22 +31,22 @@ GROUP = 8
 
 
 def unchanged(case: Case) -> bool:
-    """Whether the pool gives each completion what the function gives it when TRL calls it."""
+    """Return True if the pool gives each completion the reward that it gets when TRL calls the function."""
     expected = case.function(**case.batch())
     if inspect.iscoroutine(expected):
         expected = asyncio.run(expected)
     with ScoringPool([from_trl(case.function)], workers=1) as pool:
         outcomes = pool.score_all(zip(case.texts, case.records, strict=True))
     found = [outcome.reward if isinstance(outcome, Score) else None for outcome in outcomes]
-    print(f"{case.function.__name__}: TRL's way {expected}, ours {found}")
+    print(f"{case.function.__name__}: called as by TRL {expected}, in the pool {found}")
     return found == expected
 
 
 def custom_task(place: Path) -> tuple[int, bool]:
-    """Lines of the task in the docs, and whether it scores."""
-    page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    """Return the number of lines of the task in the docs, and whether it scores."""
+    page = (ROOT / "docs" / "how-to" / "bring-a-reward.md").read_text(encoding="utf-8")
     found = re.search(r"```py\n# rhymes.py\n(.*?)```", page, re.DOTALL)
-    assert found, "docs/tasks.md shows no rhymes.py"
+    assert found, "docs/how-to/bring-a-reward.md shows no rhymes.py"
     file = place / "rhymes.py"
     file.write_text(found[1])
     task = custom(path=str(file))
@@ -60,7 +60,7 @@ def custom_task(place: Path) -> tuple[int, bool]:
 
 
 def fill(place: Path, groups: int) -> tuple[int, float, float]:
-    """A log of arithmetic with some wrong scores: how many they are, the mean as stored, and the true mean."""
+    """Write a log of arithmetic with some wrong scores. Return how many are wrong, the stored mean and the true one."""
     rng = np.random.default_rng(6)
     tokenizer = load_tokenizer(place / "model")
     task = arithmetic()
@@ -71,11 +71,11 @@ def fill(place: Path, groups: int) -> tuple[int, float, float]:
         completions = []
         for i in range(GROUP):
             correct = bool(rng.random() < PASS_RATE)
-            lies = bool(rng.random() < 0.05)
-            stored_right, right, altered = stored_right + (correct != lies), right + correct, altered + lies
+            wrong = bool(rng.random() < 0.05)
+            stored_right, right, altered = stored_right + (correct != wrong), right + correct, altered + wrong
             ids = tokenizer.encode(str(answer if correct else answer + 1 + i))
             span = (VersionSpan(number // 50, 0, len(ids)),)
-            stored = Score(float(correct != lies))
+            stored = Score(float(correct != wrong))
             logprobs = np.full(len(ids), -0.5, np.float32)
             completions.append(Completion(f"g{number}/{i}", np.array(ids), logprobs, span, score=stored))
         prompt = task.prompt(example, tokens(example.prompt, tokenizer))
@@ -86,8 +86,8 @@ def fill(place: Path, groups: int) -> tuple[int, float, float]:
 
 
 def offbeat(*arguments: str) -> str:
-    """What the command prints."""
-    command = [sys.executable, "-c", "from offbeat.cli.main import main; main()", *arguments]
+    """Return what the command prints."""
+    command = [OFFBEAT, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "200", "PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr
     print(done.stdout)
@@ -95,7 +95,7 @@ def offbeat(*arguments: str) -> str:
 
 
 def interval(table: str, column: str) -> tuple[float, float, float]:
-    """Value and interval in the first row of a table."""
+    """Return the value and the interval in the first row of a table."""
     lines = [
         [cell.strip() for cell in re.split("[│┃]", line)] for line in table.splitlines() if re.search("[│┃]", line)
     ]
@@ -104,7 +104,7 @@ def interval(table: str, column: str) -> tuple[float, float, float]:
 
 
 def commands(place: Path, groups: int) -> list[Figure]:
-    """`eval` on a log and on a model, `score` on the log."""
+    """Run `eval` on a log and on a model, and `score` on the log."""
     save_model(place / "model")
     altered, rate, truth = fill(place, groups)
     log, tokenizer = str(place / "experience"), str(place / "model")
@@ -139,7 +139,7 @@ def commands(place: Path, groups: int) -> list[Figure]:
         ),
         Figure(
             "tasks.7.score",
-            "wrong stored scores that offbeat score --write found and replaced",
+            "wrong stored scores that offbeat score --write finds and replaces",
             f"{altered}; then pass@1 = {truth:.3f}, the truth",
             changed,
             "completions",
@@ -151,10 +151,7 @@ def commands(place: Path, groups: int) -> list[Figure]:
 
 
 def main() -> bool:
-    """All rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true")
-    short = parser.parse_args().short
+    short = command_parser(__doc__, short="fewer groups; record nothing").parse_args().short
     same = sum(unchanged(case) for case in CASES)
     with tempfile.TemporaryDirectory() as directory:
         lines, scores = custom_task(Path(directory))
@@ -162,7 +159,7 @@ def main() -> bool:
     rows += [
         Figure(
             "tasks.6.trl",
-            "reward functions written as TRL documents them that give the same in the pool, unchanged",
+            "reward functions written as TRL documents them that give the same rewards in the pool, unchanged",
             f"{len(CASES)} of {len(CASES)}",
             same,
             "functions",
@@ -174,10 +171,7 @@ def main() -> bool:
             "tasks.6.custom", "lines of the custom task in the docs", "<= 30", lines, "lines", scores and lines <= 30, 1
         ),
     ]
-    if short:
-        print(*rows, sep="\n")
-        return all(row.holds for row in rows)
-    return record(*rows)
+    return report(short, *rows)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Figures of the experience log: `append` (`throughput` and `growth`) and `door` (validation).
+"""Measure the experience log.
 
-    python -m lab.bench.experience append            # some minutes
-    python -m lab.bench.experience append --short    # seconds; nothing is recorded
-    python -m lab.bench.experience door
+    python -m lab.bench.experience throughput    append against bare Lance: rows experience.1.submit and .append
+    python -m lab.bench.experience growth        the cost of a late commit: row experience.1.growth
+    python -m lab.bench.experience append        both of these
+    python -m lab.bench.experience door          validation of broken groups: rows experience.5.door and .door-time
 
-`throughput` checks and digests on one core while Lance writes on another: it needs two that are free.
+Minutes each; with `--short` seconds, and nothing is recorded. `throughput` validates and hashes on one core while Lance
+writes on another, so it needs two free cores.
 """
 
-import argparse
 import itertools
-import os
 import shutil
 import statistics
 import sys
@@ -26,23 +26,23 @@ import pyarrow as pa
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from lab.figures import Figure, record
-from lab.fixtures.groups import RULES, made, malformed
-from offbeat.experience.lance_table import force_to_disk
+from lab.figures import Figure, command_parser, machine, record, show
+from lab.fixtures.groups import RULES, make_group, malformed
+from offbeat.experience.background import Maintenance
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.maintenance import Maintenance
 from offbeat.experience.quarantine import RefusalReason
 from offbeat.experience.rows import group_rows
 from offbeat.experience.schema import digest
 from offbeat.experience.validation import validate_group
+from offbeat.storage.files import fsync_paths
 from offbeat.types import Group
 
 BATCH = 64
-"""Groups handed over at once."""
+"""Groups in one append."""
 
 
 def bare_lance(place: Path, tables: list[pa.Table]) -> float:
-    """Seconds that Lance alone takes to append these rows with the same durability."""
+    """Return the seconds that Lance alone takes to append these rows with the same durability."""
     uri = str(place / "groups.lance")
     dataset = lance.write_dataset(tables[0].slice(0, 0), uri, enable_stable_row_ids=True)
     began = time.perf_counter()
@@ -50,14 +50,14 @@ def bare_lance(place: Path, tables: list[pa.Table]) -> float:
         dataset = lance.write_dataset(table, dataset, mode="append")
         newest = [Path(uri) / "data" / file.path for file in dataset.get_fragments()[-1].data_files()]
         manifest = Path(uri) / "_versions" / f"{2**64 - 1 - dataset.version:020}.manifest"
-        force_to_disk([*newest, newest[0].parent, manifest, manifest.parent])
+        fsync_paths(*newest, newest[0].parent, manifest, manifest.parent)
     return time.perf_counter() - began
 
 
 def submitting(place: Path, batches: list[list[Group]]) -> float:
-    """Seconds until the log has acknowledged all, when the caller does not wait in between."""
+    """Return the seconds until the log has acknowledged all batches if the caller does not wait in between."""
     with ExperienceLog.open(place, rules=RULES) as log:
-        log.append([made(10**6)])
+        log.append([make_group(10**6)])
         began = time.perf_counter()
         for receipt in [log.submit(batch) for batch in batches]:
             receipt.result()
@@ -65,16 +65,16 @@ def submitting(place: Path, batches: list[list[Group]]) -> float:
 
 
 def appending(place: Path, batches: list[list[Group]]) -> float:
-    """Seconds when the caller waits for each acknowledgement."""
+    """Return the seconds if the caller waits for each acknowledgment."""
     with ExperienceLog.open(place, rules=RULES) as log:
-        log.append([made(10**6)])
+        log.append([make_group(10**6)])
         began = time.perf_counter()
         for batch in batches:
             log.append(batch)
         return time.perf_counter() - began
 
 
-def in_a_new_place(run: Callable[[Path], float]) -> float:
+def in_new_directory(run: Callable[[Path], float]) -> float:
     place = Path(tempfile.mkdtemp(prefix="offbeat-bench-"))
     try:
         return run(place)
@@ -83,18 +83,18 @@ def in_a_new_place(run: Callable[[Path], float]) -> float:
 
 
 def throughput(rounds: int, batches_per_round: int) -> tuple[Figure, Figure]:
-    """The same groups through bare Lance, `submit` and `append`, alternating."""
+    """Append the same groups with bare Lance, `submit` and `append`, in turn."""
     times: dict[str, list[float]] = {"bare": [], "submit": [], "append": []}
     for turn in range(rounds + 1):
         start = turn * batches_per_round * BATCH
         numbers = range(start, start + batches_per_round * BATCH)
-        groups = [made(i, size=8, tokens=1024) for i in numbers]
+        groups = [make_group(i, size=8, tokens=1024) for i in numbers]
         batches = [groups[i : i + BATCH] for i in range(0, len(groups), BATCH)]
         tables = [group_rows(b, [digest(g) for g in b], appended_at=time.time(), writer="bench") for b in batches]
         taken = {
-            "bare": in_a_new_place(lambda place, tables=tables: bare_lance(place, tables)),  # type: ignore[misc]
-            "submit": in_a_new_place(lambda place, batches=batches: submitting(place, batches)),  # type: ignore[misc]
-            "append": in_a_new_place(lambda place, batches=batches: appending(place, batches)),  # type: ignore[misc]
+            "bare": in_new_directory(lambda place, tables=tables: bare_lance(place, tables)),  # type: ignore[misc]
+            "submit": in_new_directory(lambda place, batches=batches: submitting(place, batches)),  # type: ignore[misc]
+            "append": in_new_directory(lambda place, batches=batches: appending(place, batches)),  # type: ignore[misc]
         }
         for name, seconds in taken.items():
             if turn:  # the first round warms up
@@ -103,12 +103,12 @@ def throughput(rounds: int, batches_per_round: int) -> tuple[Figure, Figure]:
     rate = {name: batches_per_round * BATCH / seconds for name, seconds in median.items()}
     note = (
         f"medians of {rounds} alternating rounds of {batches_per_round} × {BATCH} groups of 8 × 1,024 tokens; "
-        f"groups/s: {', '.join(f'{name} {value:.0f}' for name, value in rate.items())}. Bare Lance is given finished "
-        f"Arrow tables and the same fsyncs; ours starts from Group objects, checks and digests them, "
-        f"on a second core where one is free; {os.cpu_count()} cores, load average {os.getloadavg()[0]:.0f}"
+        f"groups/s: {', '.join(f'{name} {value:.0f}' for name, value in rate.items())}. Bare Lance gets finished Arrow "
+        f"tables and the same fsyncs; ours starts from Group objects, validates and hashes them, on a second core if "
+        f"one is free; {machine()}"
     )
     submit, append = (round(rate[name] / rate["bare"], 2) for name in ("submit", "append"))
-    waiting = "append through append() by one caller who waits for each batch ÷ bare Lance"
+    waiting = "append through append() by one caller that waits for each batch ÷ bare Lance"
     return (
         Figure(
             "experience.1.submit",
@@ -125,13 +125,13 @@ def throughput(rounds: int, batches_per_round: int) -> tuple[Figure, Figure]:
 
 
 def growth(commits: int, early: int, pairs: int) -> Figure:
-    """Cost of a commit to a log that has many behind it, against one that has few: alternating, compaction running."""
+    """Compare the cost of a commit to a log with many commits and to one with few, in turn, while compaction runs."""
     with ExitStack() as stack:
         logs = [stack.enter_context(_maintained_log()) for _ in range(2)]
         numbers = itertools.count()
 
         def commit(log: ExperienceLog) -> float:
-            group = [made(next(numbers), size=2, tokens=16)]
+            group = [make_group(next(numbers), size=2, tokens=16)]
             began = time.perf_counter()
             log.append(group)
             return 1e3 * (time.perf_counter() - began)
@@ -167,21 +167,21 @@ def _maintained_log() -> Iterator[ExperienceLog]:
         yield log
 
 
-def bench_throughput(short: bool) -> bool:
-    return _show(list(throughput(2, 3) if short else throughput(21, 8)), short)
+def measure_throughput(short: bool) -> bool:
+    return _finish(list(throughput(2, 3) if short else throughput(21, 8)), short)
 
 
-def bench_growth(short: bool) -> bool:
-    return _show([growth(300, 30, 20) if short else growth(10_000, 100, 100)], short)
+def measure_growth(short: bool) -> bool:
+    return _finish([growth(300, 30, 20) if short else growth(10_000, 100, 100)], short)
 
 
-def bench_append(short: bool) -> bool:
-    fine = [bench_throughput(short), bench_growth(short)]
-    return all(fine)
+def measure_append(short: bool) -> bool:
+    both = [measure_throughput(short), measure_growth(short)]
+    return all(both)
 
 
-def bench_door(short: bool) -> bool:
-    """Broken groups of every kind through a real log, in batches that also hold a good group."""
+def measure_validation(short: bool) -> bool:
+    """Append broken groups of every kind to a real log, in batches that also contain a good group."""
     wanted = 500 if short else 10_000
     per_batch = 25
     kinds: Counter[str] = Counter()
@@ -200,7 +200,7 @@ def bench_door(short: bool) -> bool:
         )
         def batch(cases: list[tuple[object, RefusalReason, str]]) -> None:
             nonlocal good
-            receipt = log.append([*(case for case, _, _ in cases), made(good)])  # type: ignore[list-item]
+            receipt = log.append([*(case for case, _, _ in cases), make_group(good)])  # type: ignore[list-item]
             good += 1
             for (_, reason, what), entry in zip(cases, receipt.refused, strict=True):
                 kinds[what] += 1
@@ -223,11 +223,11 @@ def bench_door(short: bool) -> bool:
         f"{len(kinds)} kinds of breakage, {len(kept)} reasons; the {good} good groups among them are all in the log"
         + (f"; first wrong: {wrong[0]}" if wrong else ""),
     )
-    return _show([measured, door_time()], short)
+    return _finish([measured, validation_time()], short)
 
 
-def door_time() -> Figure:
-    groups = [made(i, size=8, tokens=1024) for i in range(200)]
+def validation_time() -> Figure:
+    groups = [make_group(i, size=8, tokens=1024) for i in range(200)]
     times: list[float] = []
     for group in groups:
         began = time.perf_counter()
@@ -247,21 +247,23 @@ def door_time() -> Figure:
     )
 
 
-def _show(rows: list[Figure], short: bool) -> bool:
+def _finish(rows: list[Figure], short: bool) -> bool:
+    """Record the rows of a full run. A short run is too small for the goals of growth and submit."""
     if not short:
         return record(*rows)
-    for row in rows:
-        print(
-            f"{row.id}  {row.what}: {row.measured} {row.unit} (goal {row.goal}), short form, not recorded\n  {row.note}"
-        )
+    show(*rows)
     return all(row.holds for row in rows if "growth" not in row.id and "submit" not in row.id)
 
 
-BENCHES = {"append": bench_append, "throughput": bench_throughput, "growth": bench_growth, "door": bench_door}
+COMMANDS = {
+    "append": measure_append,
+    "throughput": measure_throughput,
+    "growth": measure_growth,
+    "door": measure_validation,
+}
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=BENCHES)
-    parser.add_argument("--short", action="store_true", help="seconds instead of minutes; records nothing")
+    parser = command_parser(__doc__, short="run for seconds and record nothing")
+    parser.add_argument("what", choices=COMMANDS)
     chosen = parser.parse_args()
-    sys.exit(0 if BENCHES[chosen.what](chosen.short) else 1)
+    sys.exit(not COMMANDS[chosen.what](chosen.short))

@@ -1,13 +1,16 @@
-"""Figures of the foundation that are not measured by a command of their own.
+"""Measure the foundation: objective, example and installation.
 
-python -m lab.bench.foundation claims       the papers' claims, by their own numbers
-python -m lab.bench.foundation properties   invariances and gradients, by hypothesis
-python -m lab.bench.foundation minimal      examples/minimal.py, v = 1 and v = 10, five seeds each
-python -m lab.bench.foundation install      a clean clone in a new virtual environment: light install, then .ci/run
-python -m lab.bench.foundation docs         docs/objectives.md against the presets
+    python -m lab.bench.foundation claims       the papers' claims, with their own numbers: row foundation.1
+    python -m lab.bench.foundation properties   invariances and gradients, with hypothesis: row foundation.2
+    python -m lab.bench.foundation minimal      examples/minimal.py, v = 1 and v = 10, five seeds each: rows
+                                                foundation.5.*
+    python -m lab.bench.foundation install      a clean clone in a new virtual environment, light install, then
+                                                .ci/run: rows foundation.6.*
+    python -m lab.bench.foundation docs         the presets in the docs against the code: row foundation.7
+
+`minimal` and `install` take about 20 minutes each, the others a minute.
 """
 
-import argparse
 import os
 import re
 import shutil
@@ -18,33 +21,22 @@ import time
 from pathlib import Path
 from statistics import median
 
-from lab.figures import ROOT, Figure, record
+from lab.figures import ROOT, Figure, command_parser, record
+from lab.fixtures.pytest_runs import run_tests
 from offbeat.objective.presets import PRESETS
 
 
-def pytest(*arguments: str) -> tuple[int, int, str]:
-    """Tests passed, tests failed, and all that was printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    passed, failed = (re.search(rf"(\d+) {word}", done.stdout) for word in ("passed", "failed"))
-    return int(passed[1]) if passed else 0, int(failed[1]) if failed else 0, done.stdout
-
-
 def claims() -> bool:
-    """Must show 1."""
-    passed, failed, _ = pytest("tests/objective/test_published_numbers.py")
+    """Row foundation.1."""
+    run = run_tests("tests/objective/test_published_numbers.py")
     return record(
         Figure(
             "foundation.1",
             "claims of the papers that hold by their own numbers",
             "all; the bound and its identity over 20,000 random discrete cases in both constants",
-            f"{passed} of {passed + failed}",
+            f"{run.passed} of {run.passed + run.failed}",
             "tests",
-            failed == 0 and passed > 0,
+            run.failed == 0 and run.passed > 0,
             20_000,
             "pairwise consistency, weighted form, bandit, PPO clip, RED-Weight, bound, identity, Bernoulli, std, gates",
         )
@@ -52,20 +44,20 @@ def claims() -> bool:
 
 
 def properties() -> bool:
-    """Must show 2."""
+    """Row foundation.2."""
     tests = ("tests/objective/test_invariance.py", "tests/objective/test_presets.py")
-    passed, failed, printed = pytest("--hypothesis-show-statistics", *tests)
-    blocks = re.split(r"^tests/", printed, flags=re.MULTILINE)
+    run = run_tests("--hypothesis-show-statistics", *tests)
+    blocks = re.split(r"^tests/", run.output, flags=re.MULTILINE)
     examples = [sum(int(n) for n in re.findall(r"(\d+) passing", block)) for block in blocks if "passing" in block]
     headline = [n for n in examples if n >= 100]
     return record(
         Figure(
             "foundation.2",
-            "properties of loss and gradient that hold: split, padding, order, absence, masks, finiteness, presets",
+            "properties of loss and gradient: split, padding, order, missing scores, masks, finiteness, presets",
             "all, at least 200 examples each",
-            f"{passed} of {passed + failed}",
+            f"{run.passed} of {run.passed + run.failed}",
             "tests",
-            failed == 0 and min(headline) >= 200,
+            run.failed == 0 and min(headline) >= 200,
             sum(examples),
             f"{len(headline)} properties with at least {min(headline)} examples each; every preset against float64 "
             "autograd on its published formula to 1e-6 relative",
@@ -74,7 +66,7 @@ def properties() -> bool:
 
 
 def minimal() -> bool:
-    """Must show 5."""
+    """Rows foundation.5.*."""
     figures = []
     for every in (1, 10):
         starts, ends, seconds = [], [], []
@@ -105,7 +97,7 @@ def minimal() -> bool:
 
 
 def install() -> bool:
-    """Must show 6."""
+    """Rows foundation.6.*."""
     home = Path(tempfile.mkdtemp())
     clone = home / "offbeat"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
@@ -120,7 +112,7 @@ def install() -> bool:
         times.append(time.perf_counter() - start)
     without_torch = subprocess.run([python, "-c", "import torch"], capture_output=True).returncode != 0
     help_answers = subprocess.run([str(venv / "bin" / "offbeat"), "--help"], capture_output=True).returncode == 0
-    # shared/ holds data that tests read where it is there; a clone has it beside itself, as the repository does.
+    # Tests read data from ../shared if it exists, so the clone gets it at the same place.
     if (ROOT.parent / "shared").exists():
         (home / "shared").symlink_to(ROOT.parent / "shared")
     environment = {k: v for k, v in os.environ.items() if k != "OFFBEAT_VENV"}
@@ -138,7 +130,7 @@ def install() -> bool:
             "s",
             median(times) < 0.5 and without_torch and help_answers,
             len(times),
-            f"range {min(times):.3f} to {max(times):.3f} s; torch absent: {without_torch}; --help: {help_answers}",
+            f"range {min(times):.3f} to {max(times):.3f} s; without torch: {without_torch}; --help: {help_answers}",
         ),
         Figure(
             "foundation.6.clone",
@@ -154,14 +146,14 @@ def install() -> bool:
 
 
 def docs() -> bool:
-    """Must show 7."""
+    """Row foundation.7."""
     check = subprocess.run([sys.executable, "scripts/build_docs.py", "--check"], cwd=ROOT)
-    page = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "presets.md").read_text(encoding="utf-8")
     present = [name for name, preset in PRESETS.items() if f"### {name}\n" in page and preset.equation in page]
     return record(
         Figure(
             "foundation.7",
-            "presets in docs/objectives.md with equation, source, use and lag, as built from presets.py",
+            "presets in docs/reference/presets.md with equation, source, use and lag, as built from presets.py",
             f"all {len(PRESETS)}, and a stale page fails the tests",
             len(present),
             "presets",
@@ -174,6 +166,6 @@ def docs() -> bool:
 COMMANDS = {"claims": claims, "properties": properties, "minimal": minimal, "install": install, "docs": docs}
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("figure", choices=COMMANDS)
     sys.exit(not COMMANDS[parser.parse_args().figure]())

@@ -1,6 +1,6 @@
-"""How models really write a number at the end of a GSM8K solution, and how a wrong one differs from a right one.
+"""How models write a number at the end of a GSM8K solution, and how a wrong number differs from the right one.
 
-Used by `bench_verify.py`, by the tests, and for the table in docs/tasks.md (`scripts/build_docs.py`).
+Used by `python -m lab.bench.verify gsm8k`, by the tests and for a table in the docs (`lab/site/reference.py`).
 """
 
 import random
@@ -18,7 +18,7 @@ class Spelling:
 
 
 def money(value: Decimal) -> str:
-    """-$1,234.50, as people write amounts."""
+    """Format an amount as people write it: -$1,234.50."""
     return f"{'-' if value < 0 else ''}${abs(value):,.2f}"
 
 
@@ -88,7 +88,7 @@ ALTERATIONS: dict[str, Callable[[Decimal, random.Random], Decimal | None]] = {
 
 
 def altered(answers: list[Decimal], at: int, rng: random.Random) -> dict[str, Decimal]:
-    """Wrong values for one problem, by what is wrong with them; another problem's answer among them."""
+    """Return wrong values for one problem, by what is wrong with them. One is the answer of another problem."""
     right = answers[at]
     found = {name: alter(right, rng) for name, alter in ALTERATIONS.items()}
     found["another problem's answer"] = answers[rng.randrange(len(answers))]

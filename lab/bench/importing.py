@@ -1,15 +1,13 @@
-"""Figures of importing: `docs` (the examples of docs/experience.md run) and `import` (throughput).
+"""Measure the import of completions.
 
-python -m lab.bench.importing docs
-python -m lab.bench.importing import            # about two minutes
-python -m lab.bench.importing import --short    # seconds; nothing is recorded
+python -m lab.bench.importing docs              run the examples of the how-to pages: row experience.7; minutes
+python -m lab.bench.importing import            groups a second: rows experience.7.import-*; about two minutes
+python -m lab.bench.importing import --short    seconds; nothing is recorded
 """
 
-import argparse
 import json
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,11 +17,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 
-from lab.figures import ROOT, Figure, record
-from lab.fixtures.groups import made
+from lab.figures import ROOT, Figure, command_parser, record, report
+from lab.fixtures.groups import make_group
+from lab.fixtures.pytest_runs import run_tests
 from offbeat.experience.importing.importer import import_into, layout_of, read_groups
 from offbeat.experience.importing.records import Row, find_records
-from offbeat.experience.importing.shapes import About
+from offbeat.experience.importing.shapes import ImportDefaults
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.validation import ValidationRules
 from offbeat.types import Score, Unknown
@@ -32,49 +31,33 @@ FORMATS = ("jsonl", "parquet")
 
 
 def docs() -> bool:
-    """Must show 7."""
+    """Row experience.7."""
     tests = ["tests/site/test_docs.py", "tests/experience/test_cli_log.py"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *tests,
-            "-k",
-            "experience.md or commands_in_the_docs or docs_name_every",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    passed, failed = (re.search(rf"(\d+) {word}", done.stdout) for word in ("passed", "failed"))
-    if done.returncode:
-        print(done.stdout)
-    page = (ROOT / "docs" / "experience.md").read_text(encoding="utf-8")
+    run = run_tests(*tests, "-k", "experience-log.md or import-completions or inspect-the-log or docs_list_every")
+    if not run.ok:
+        print(run.output)
+    pages = ("how-to/import-completions.md", "how-to/inspect-the-log.md", "how-it-works/experience-log.md")
+    page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in pages)
     blocks, commands = page.count("```python\n"), len(re.findall(r"^offbeat ", page, re.MULTILINE))
-    good, bad = int(passed[1]) if passed else 0, int(failed[1]) if failed else 0
     return record(
         Figure(
             "experience.7",
-            "tests of docs/experience.md that pass: schema and figures current, Python blocks and commands run",
+            "tests of the docs of the experience log that pass: schema current, Python blocks and commands run",
             "all",
-            f"{good} of {good + bad}",
+            f"{run.passed} of {run.passed + run.failed}",
             "tests",
-            done.returncode == 0 and good > 0,
+            run.ok and run.passed > 0,
             blocks + commands,
-            f"{blocks} Python blocks and {commands} commands, run in the order of the page; the door's reasons are "
-            "compared with the code, and the dry run's output with what the page shows",
+            f"{blocks} Python blocks and {commands} commands, run in the order of the page; the reasons of refusals "
+            "are compared with the code, and the output of the dry run with what the page shows",
         )
     )
 
 
 def rows(count: int, start: int) -> Iterator[Row]:
-    """Somebody's rollouts: 8 completions of 1,024 tokens with log-probs and rewards."""
+    """Yield rollouts of another system: 8 completions of 1,024 tokens with log-probs and rewards."""
     for number in range(start, start + count):
-        group = made(number, size=8, tokens=1024)
+        group = make_group(number, size=8, tokens=1024)
         logprobs = [c.behavior_logprobs for c in group.completions]
         yield {
             "prompt": group.prompt.token_ids.tolist(),
@@ -84,34 +67,34 @@ def rows(count: int, start: int) -> Iterator[Row]:
         }
 
 
-def written(place: Path, count: int, start: int) -> dict[str, Path]:
-    """The same rollouts in each format."""
-    given = list(rows(count, start))
+def write_files(place: Path, count: int, start: int) -> dict[str, Path]:
+    """Write the same rollouts in each format."""
+    rollouts = list(rows(count, start))
     files = {name: place / f"rollouts.{name}" for name in FORMATS}
-    files["jsonl"].write_text("".join(json.dumps(row) + "\n" for row in given))
-    pa.parquet.write_table(pa.Table.from_pylist(given), files["parquet"], row_group_size=64)
+    files["jsonl"].write_text("".join(json.dumps(row) + "\n" for row in rollouts))
+    pa.parquet.write_table(pa.Table.from_pylist(rollouts), files["parquet"], row_group_size=64)
     return files
 
 
-def seconds(file: Path, into: Path, count: int) -> float:
-    """How long the import of a file into a new log takes, until all of it is on disk."""
+def import_seconds(file: Path, into: Path, count: int) -> float:
+    """Return the seconds of an import into a new log, until everything is on disk."""
     began = time.perf_counter()
     records = find_records(str(file))
     with ExperienceLog.open(into) as log:
-        found = read_groups(records, layout_of(records), About(task="arithmetic", source="model:other"))
+        found = read_groups(records, layout_of(records), ImportDefaults(task="arithmetic", source="model:other"))
         tally = import_into(log, found, rules=ValidationRules())
     assert tally.taken == count, tally
     return time.perf_counter() - began
 
 
 def throughput(rounds: int, count: int) -> list[Figure]:
-    """Alternating between formats; files are written before the clock starts."""
+    """Import in each format in turn. The files are written before the clock starts."""
     taken: dict[str, list[float]] = {name: [] for name in FORMATS}
     sizes: dict[str, int] = {}
     for turn in range(rounds):
         with tempfile.TemporaryDirectory(prefix="offbeat-bench-") as place:
-            for name, file in written(Path(place), count, turn * count).items():
-                taken[name].append(seconds(file, Path(place) / f"log-{name}", count))
+            for name, file in write_files(Path(place), count, turn * count).items():
+                taken[name].append(import_seconds(file, Path(place) / f"log-{name}", count))
                 sizes[name] = file.stat().st_size
     figures = []
     for name in FORMATS:
@@ -130,14 +113,9 @@ def throughput(rounds: int, count: int) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, short="import for seconds and record nothing")
     parser.add_argument("what", choices=["docs", "import"])
-    parser.add_argument("--short", action="store_true", help="seconds instead of minutes; records nothing")
     chosen = parser.parse_args()
     if chosen.what == "docs":
-        sys.exit(0 if docs() else 1)
-    measured = throughput(1, 64) if chosen.short else throughput(5, 500)
-    if not chosen.short:
-        sys.exit(0 if record(*measured) else 1)
-    for figure in measured:
-        print(f"{figure.id}  {figure.what}: {figure.measured} {figure.unit}, short form, not recorded")
+        sys.exit(not docs())
+    sys.exit(not report(chosen.short, *(throughput(1, 64) if chosen.short else throughput(5, 500))))

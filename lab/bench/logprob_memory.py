@@ -1,11 +1,10 @@
-"""Log-probs in chunks against full logits: the same numbers, and the peak memory of each in a process of its own.
+"""Compare log-probs in chunks with full logits: the numbers, and the peak memory of each in a process of its own.
 
-    python -m lab.bench.logprob_memory
+    python -m lab.bench.logprob_memory    minutes; writes rows foundation.3.*
 
 The peak is the kernel's high-water mark of resident memory, less what was resident before the forward pass.
 """
 
-import argparse
 import subprocess
 import sys
 from statistics import median
@@ -13,12 +12,13 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from lab.figures import ROOT, Figure, record
+from lab.figures import ROOT, Figure, command_parser, record
+from lab.fixtures.memory import peak_bytes, reset_peak
 from offbeat.objective.logprobs import token_stats
 
 
 def example(vocabulary: int, tokens: int, hidden_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, head and token ids; unit-variance logits, as far wider ones make denormal probabilities."""
+    """Return hidden states, head and token ids. Logits have unit variance: wider ones make denormal probabilities."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(tokens, hidden_size, generator=generator).requires_grad_()
     head = (torch.randn(vocabulary, hidden_size, generator=generator) / hidden_size**0.5).requires_grad_()
@@ -26,24 +26,23 @@ def example(vocabulary: int, tokens: int, hidden_size: int) -> tuple[Tensor, Ten
 
 
 def measure(kind: str, vocabulary: int, tokens: int, hidden_size: int) -> int:
-    """Bytes that forward and backward add at their peak; to be called in a fresh process."""
-    torch.set_num_threads(1)  # memory is measured, not time: leave the other core to whoever has it
+    """Return the bytes that forward and backward pass add at their peak. Call it in a fresh process."""
+    torch.set_num_threads(1)  # memory is measured, not time, so one core is enough
     hidden, head, ids = example(vocabulary, tokens, hidden_size)
     token_stats(hidden[:8], head, ids[:8]).logprobs.sum().backward()  # libraries and buffers, before counting starts
     hidden.grad = head.grad = None
-    with open("/proc/self/clear_refs", "w") as reset:
-        reset.write("5")
-    before = high_water_mark()
+    reset_peak()
+    before = peak_bytes()
     if kind == "chunked":
         logprobs = token_stats(hidden, head, ids).logprobs
     else:
         logprobs = torch.log_softmax(hidden @ head.T, -1).gather(-1, ids[:, None]).squeeze(-1)
     logprobs.sum().backward()
-    return high_water_mark() - before
+    return peak_bytes() - before
 
 
 def largest_differences(vocabulary: int, tokens: int, hidden_size: int) -> tuple[float, float]:
-    """Ours against full logits in float32: relative differences of log-probs, and of the worse gradient."""
+    """Compare with full logits in float32. Return the relative differences of log-probs and of the worse gradient."""
     hidden, head, ids = example(vocabulary, tokens, hidden_size)
     full = torch.log_softmax(hidden @ head.T, -1).gather(-1, ids[:, None]).squeeze(-1)
     ours = token_stats(hidden, head, ids).logprobs
@@ -54,35 +53,20 @@ def largest_differences(vocabulary: int, tokens: int, hidden_size: int) -> tuple
     return float(((ours - full) / full).detach().abs().max()), max(gradients)
 
 
-def high_water_mark() -> int:
-    """VmHWM of this process, in bytes."""
-    with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-
 def peak(kind: str, vocabulary: int, tokens: int, hidden: int) -> int:
-    """`measure` in a fresh process."""
-    command = [
-        sys.executable,
-        "-m",
-        "lab.bench.logprob_memory",
-        "--measure",
-        kind,
-        str(vocabulary),
-        str(tokens),
-        str(hidden),
-    ]
+    """Call `measure` in a fresh process."""
+    sizes = [str(size) for size in (vocabulary, tokens, hidden)]
+    command = [sys.executable, "-m", "lab.bench.logprob_memory", "--measure", kind, *sizes]
     return int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
 
 
 def peak_ratio(vocabulary: int, tokens: int, hidden: int) -> float:
-    """Peak of the chunked version over the peak with full logits."""
+    """Return the peak of the chunked version over the peak with full logits."""
     return peak("chunked", vocabulary, tokens, hidden) / peak("full", vocabulary, tokens, hidden)
 
 
 def main() -> bool:
-    """Measure at SmolLM2-135M's sizes and record."""
+    """Measure at the sizes of SmolLM2-135M."""
     vocabulary, tokens, hidden, rounds = 49_152, 4_096, 576, 3
     ratios = [peak_ratio(vocabulary, tokens, hidden) for _ in range(rounds)]
     forward, backward = largest_differences(vocabulary, tokens, hidden)
@@ -121,8 +105,9 @@ def main() -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measure", nargs=4, metavar=("KIND", "VOCABULARY", "TOKENS", "HIDDEN"), help="internal")
+    parser = command_parser(__doc__)
+    sizes_help = "internal: print the peak of one kind (chunked or full) in this process"
+    parser.add_argument("--measure", nargs=4, metavar=("KIND", "VOCABULARY", "TOKENS", "HIDDEN"), help=sizes_help)
     arguments = parser.parse_args()
     if arguments.measure:
         kind, *sizes = arguments.measure

@@ -1,13 +1,15 @@
-"""What a worker costs beside its engine.
+"""Measure what a worker costs besides its engine, and check the drift cadence.
 
-python -m lab.bench.rollout speed     tokens per second through worker, scoring and append against bare AsyncLLM
-python -m lab.bench.rollout cadence   properties of the drift cadence
+    python -m lab.bench.rollout speed     tokens a second through worker, scoring and append against bare AsyncLLM:
+                                          row weights-rollout.5
+    python -m lab.bench.rollout cadence   properties of the drift cadence: row weights-rollout.8
+
+Minutes each.
 """
 
 import asyncio
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.figures import ROOT, Figure, record
+from lab.figures import Figure, command_parser, machine, record
+from lab.fixtures.pytest_runs import run_tests
 from offbeat.experience.log import ExperienceLog
 from offbeat.rollout.engine import Sampling
 from offbeat.rollout.generation import GroupMaker
@@ -26,7 +29,7 @@ from offbeat.rollout.worker import Pace, Worker
 from offbeat.scoring.pool import ScoringPool
 from offbeat.seeds import derive
 from offbeat.tasks.arithmetic import arithmetic
-from offbeat.tasks.data import prompt_at
+from offbeat.tasks.task import prompt_at
 from offbeat.weights.probe import Probe, probe_sequences
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is generated."""
+    """What to generate, and how often."""
 
     model: Path
     groups: int
@@ -49,7 +52,7 @@ class Setting:
 
 @dataclass
 class Bench:
-    """An engine, a worker around it, and prompts nobody has seen yet."""
+    """An engine, a worker around it, and fresh prompts."""
 
     setting: Setting
     engine: "VllmEngine"
@@ -61,12 +64,12 @@ class Bench:
         return await self.prompts.take(self.setting.groups, "bench")
 
     async def through_worker(self, leases: list[PromptLease]) -> int:
-        """As the worker's lanes do it: a call for every group, all at once, each scored and on disk when it returns."""
+        """Generate as the lanes of a worker do: one call per group, all at once, until every group is on disk."""
         groups = await asyncio.gather(*(self.worker.rollout([lease]) for lease in leases))
         return sum(len(one.token_ids) for [group] in groups for one in group.completions)
 
     async def bare(self, leases: list[PromptLease]) -> int:
-        """The same prompts, parameters and seeds, by nothing but `AsyncLLM.generate`."""
+        """Generate from the same prompts, parameters and seeds with `AsyncLLM.generate` alone."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -94,7 +97,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(setting: Setting, place: Path) -> AsyncIterator[Bench]:
-    """Everything real: vLLM, a weight log with version 0, a scoring pool, an experience log on disk."""
+    """Start vLLM, a weight log with version 0, a scoring pool and an experience log on disk."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from offbeat.rollout.engine import Engine
@@ -138,8 +141,8 @@ async def bench(setting: Setting, place: Path) -> AsyncIterator[Bench]:
             await worker.close()
 
 
-async def compared(setting: Setting, place: Path) -> list[tuple[float, float]]:
-    """(worker, bare) tokens per second of each round, the order changing from round to round."""
+async def compare(setting: Setting, place: Path) -> list[tuple[float, float]]:
+    """Return the (worker, bare) tokens a second of each round. The order changes from round to round."""
     rates = []
     async with bench(setting, place) as ready:
         await ready.through_worker(await ready.leases())  # the first calls of a process are slower
@@ -157,12 +160,12 @@ async def compared(setting: Setting, place: Path) -> list[tuple[float, float]]:
 
 
 def speed() -> bool:
-    """Must show 5."""
+    """Row weights-rollout.5."""
     from lab.fixtures import smollm2
 
     setting = Setting(smollm2.directory(), groups=8, size=8, tokens=96, rounds=10)
     with tempfile.TemporaryDirectory() as place:
-        rates = asyncio.run(compared(setting, Path(place)))
+        rates = asyncio.run(compare(setting, Path(place)))
     ratios = sorted(worker / bare for worker, bare in rates)
     median = statistics.median(ratios)
     return record(
@@ -175,28 +178,24 @@ def speed() -> bool:
             median >= 0.97,
             len(ratios),
             f"median of {len(ratios)} rounds by turns, lowest {ratios[0]:.3f}, highest {ratios[-1]:.3f}; "
-            f"bare {statistics.median(bare for _, bare in rates):.0f} tokens/s; load {os.getloadavg()[0]:.1f}; "
+            f"bare {statistics.median(bare for _, bare in rates):.0f} tokens/s; {machine()}; "
             "scoring, packing and the append share the two cores with the engine",
         )
     )
 
 
 def cadence() -> bool:
-    """Must show 8: the properties of tests/run/test_cadence.py, by hypothesis."""
-    tests = "tests/run/test_cadence.py"
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", tests], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    print(run.stdout)
-    passed = run.stdout.strip().splitlines()[-1]
+    """Row weights-rollout.8: the properties of tests/run/test_cadence.py, with hypothesis."""
+    run = run_tests("tests/run/test_cadence.py")
+    print(run.output)
     return record(
         Figure(
             "weights-rollout.8",
             "Drift cadence: never before min, never after max, monotone in the budget, no flapping, resumable",
             "all properties hold",
-            passed.split(" in ")[0],
+            run.last_line.split(" in ")[0],
             "tests",
-            run.returncode == 0,
+            run.ok,
             4 * 1000 + 300,
             "1,000 random courses of drift for each of four properties, with delays of 0 to 6 steps until a publish "
             "shows in batches; 300 for resuming",
@@ -206,4 +205,6 @@ def cadence() -> bool:
 
 if __name__ == "__main__":
     commands = {"speed": speed, "cadence": cadence}
-    sys.exit(not commands[sys.argv[1]]())
+    parser = command_parser(__doc__)
+    parser.add_argument("what", choices=commands)
+    sys.exit(not commands[parser.parse_args().what]())

@@ -1,15 +1,16 @@
-"""Figures of the sampler and its index.
+"""Measure the sampler and its index.
 
-    python -m lab.bench.sampler sample    1,000,000 completions: drawing and reading, reopening after kill -9, memory
-    python -m lab.bench.sampler resume    each sampler killed with SIGKILL at 50 random points: the sequence it gives
-    python -m lab.bench.sampler machine   a rule-based state machine over log, sampler and ledger
+    python -m lab.bench.sampler sample    draw and read from 1,000,000 completions, reopen after SIGKILL, memory: rows
+                                          experience.2.*; minutes
+    python -m lab.bench.sampler resume    kill each sampler with SIGKILL at 50 random points and compare the sequence
+                                          it draws: row experience.6; minutes
+    python -m lab.bench.sampler machine   a rule-based state machine over log, sampler and ledger: row
+                                          experience.5.machine; 8 minutes
 
-`--short` runs a small form of each and records nothing.
+`--short` runs a small part and records nothing.
 """
 
-import argparse
 import json
-import os
 import random
 import signal
 import subprocess
@@ -23,20 +24,20 @@ from typing import cast
 import numpy as np
 
 from lab.bench.sampler_processes import MODES, G, build, schedule
-from lab.figures import ROOT, Figure, record
+from lab.figures import ROOT, Figure, command_parser, machine, report
 from offbeat.experience.index import Columns
 from offbeat.experience.log import ExperienceLog
 
 
-def child(*arguments: str) -> "subprocess.Popen[str]":
-    """One of `sampler_processes.py`."""
+def start_process(*arguments: str) -> "subprocess.Popen[str]":
+    """Start one of the processes of `sampler_processes.py`."""
     command = [sys.executable, "-m", "lab.bench.sampler_processes", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def answer(*arguments: str) -> dict[str, float]:
-    """What such a process prints last."""
-    process = child(*arguments)
+    """Run such a process and return what it prints last."""
+    process = start_process(*arguments)
     printed, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{' '.join(arguments)} ended with {process.returncode}")
@@ -44,7 +45,7 @@ def answer(*arguments: str) -> dict[str, float]:
 
 
 def sample(short: bool) -> bool:
-    """Must show 2."""
+    """Rows experience.2.*."""
     count, batch, draws, kills = (2_000, 16, 20, 1) if short else (125_000, 64, 1_000, 5)
     with tempfile.TemporaryDirectory(prefix="bench-sampler-") as name:
         place = Path(name)
@@ -53,10 +54,10 @@ def sample(short: bool) -> bool:
         with ExperienceLog.open(place) as log:
             rows, _ = log.index_since(None)
         np.savez(place / "columns.npz", **{f.name: getattr(rows, f.name) for f in fields(Columns)})
-        memory = _worst([answer("index-memory", name, mode) for mode in MODES])
+        memory = _worst([answer("index-memory", name, mode, str(batch)) for mode in MODES])
         reopened = [_killed_and_reopened(name, batch) for _ in range(kills)]
     scale = f"{count * G:,} completions of 256 tokens"
-    load = f"load average {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores"
+
     figures = [
         Figure(
             f"experience.2.{mode}",
@@ -67,8 +68,8 @@ def sample(short: bool) -> bool:
             found["p99"] <= 50,
             draws,
             f"median {found['p50']:.1f} ms; p99 of the draw alone {found['draw']:.1f} ms; "
-            f"file cache warm, local disk, after gc.freeze(), {load}"
-            + ("; drawing by weight over the whole past comes on top of the reading" if mode == "replay" else ""),
+            f"file cache warm, local disk, after gc.freeze(), {machine()}"
+            + ("; drawing by weight over the whole past adds to the reading" if mode == "replay" else ""),
         )
         for mode, found in took.items()
     ]
@@ -81,7 +82,7 @@ def sample(short: bool) -> bool:
             "s",
             max(reopened) <= 5,
             kills,
-            "imports, opening, index, sampler's state, one batch drawn and read; killed while appending and drawing",
+            "imports, opening, index, sampler state, one batch drawn and read; killed while appending and drawing",
         ),
         Figure(
             "experience.2.memory",
@@ -95,7 +96,7 @@ def sample(short: bool) -> bool:
             f"the process's resident memory grew by {memory['resident']:.0f}",
         ),
     ]
-    return report(short, *figures)
+    return report(short, *figures) or short
 
 
 def _worst(found: list[dict[str, float]]) -> dict[str, float]:
@@ -103,7 +104,7 @@ def _worst(found: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _killed_and_reopened(place: str, batch: int) -> float:
-    process = child("write-and-draw", place, str(batch))
+    process = start_process("write-and-draw", place, str(batch))
     assert process.stdout is not None
     for _ in range(random.randint(1, 4)):
         process.stdout.readline()
@@ -116,12 +117,12 @@ def _killed_and_reopened(place: str, batch: int) -> float:
 
 
 def outcomes(path: Path) -> dict[int, str]:
-    """Each step's outcome as written down; a step drawn again after a kill must say the same."""
+    """Return the recorded outcome of each step. Raise if a step that was drawn again after a kill differs."""
     found: dict[int, str] = {}
     for line in path.read_text().splitlines():
         try:
             k, outcome = json.loads(line)
-        except json.JSONDecodeError:  # torn by a kill, and followed by the next life's first line
+        except json.JSONDecodeError:  # torn by a kill, and followed by the first line of the next process
             continue
         if found.setdefault(k, outcome) != outcome:
             raise AssertionError(f"step {k} was drawn as {found[k]} and again as {outcome}")
@@ -129,7 +130,7 @@ def outcomes(path: Path) -> dict[int, str]:
 
 
 def resume(short: bool) -> bool:
-    """Must show 6."""
+    """Row experience.6."""
     kills, steps = (2, 20) if short else (50, 300)
     rng = random.Random(0)
     same = again = draws = 0
@@ -137,33 +138,31 @@ def resume(short: bool) -> bool:
         place = Path(name)
         schedule(place, steps)
         for mode in MODES:
-            child("consume", name, mode, f"{mode}-whole").communicate()
+            start_process("consume", name, mode, f"{mode}-whole").communicate()
             for _ in range(kills):
                 again += _consumed_until_killed(name, mode, rng)
-            child("consume", name, mode, f"{mode}-killed").communicate()
+            start_process("consume", name, mode, f"{mode}-killed").communicate()
             whole, killed = (outcomes(place / f"{mode}-{run}.drawn") for run in ("whole", "killed"))
             assert sorted(whole) == list(range(steps))
             draws += sum(outcome.startswith("Draw") for outcome in whole.values())
             same += whole == killed
-    return report(
-        short,
-        Figure(
-            "experience.6",
-            f"samplers whose sequence of groups is identical after {kills} kills by SIGKILL each",
-            f"{len(MODES)} of {len(MODES)}",
-            f"{same} of {len(MODES)}",
-            "samplers",
-            same == len(MODES),
-            kills * len(MODES),
-            f"{steps} steps each, {draws} batches in all, late feedback and expiry among them; every step drawn again "
-            f"after a kill gave the same batch and the same drops; {again} kills hit a run before its end",
-        ),
+    figure = Figure(
+        "experience.6",
+        f"samplers whose sequence of groups is identical after {kills} kills by SIGKILL each",
+        f"{len(MODES)} of {len(MODES)}",
+        f"{same} of {len(MODES)}",
+        "samplers",
+        same == len(MODES),
+        kills * len(MODES),
+        f"{steps} steps each, {draws} batches in all, with late feedback and expiry; every step drawn again after a "
+        f"kill gave the same batch and the same drops; {again} kills hit a run before its end",
     )
+    return report(short, figure) or short
 
 
 def _consumed_until_killed(place: str, mode: str, rng: random.Random) -> bool:
-    """Let it draw a few steps, kill it at a random instant; whether it was still at work."""
-    process = child("consume", place, mode, f"{mode}-killed")
+    """Let a process draw a few steps and kill it at a random moment. Return True if it was still working."""
+    process = start_process("consume", place, mode, f"{mode}-killed")
     assert process.stdout is not None
     for _ in range(rng.randint(1, 12)):
         process.stdout.readline()
@@ -173,8 +172,8 @@ def _consumed_until_killed(place: str, mode: str, rng: random.Random) -> bool:
     return process.returncode == -signal.SIGKILL
 
 
-def machine(short: bool) -> bool:
-    """Must show 5, the state machine."""
+def state_machine(short: bool) -> bool:
+    """Row experience.5.machine."""
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis.stateful import run_state_machine_as_test
 
@@ -195,35 +194,23 @@ def machine(short: bool) -> bool:
                 suppress_health_check=slow,
             ),
         )
-    return report(
-        short,
-        Figure(
-            "experience.5.machine",
-            "steps of a rule-based state machine over log, sampler and ledger without a failure",
-            "≥ 10,000; conservation true after every one",
-            ExperienceMachine.steps,
-            "steps",
-            ExperienceMachine.steps >= 10_000,
-            ExperienceMachine.steps,
-            f"{ExperienceMachine.draws} batches drawn in {time.perf_counter() - start:.0f} s; after every step each "
-            "group's fate in the ledger equals books kept by hand; lag, budget and cooldown held at every draw",
-        ),
+    figure = Figure(
+        "experience.5.machine",
+        "steps of a rule-based state machine over log, sampler and ledger without a failure",
+        "≥ 10,000; conservation true after every one",
+        ExperienceMachine.steps,
+        "steps",
+        ExperienceMachine.steps >= 10_000,
+        ExperienceMachine.steps,
+        f"{ExperienceMachine.draws} batches drawn in {time.perf_counter() - start:.0f} s; after every step the fate of "
+        "each group in the ledger equals the machine's own record; lag, budget and cooldown held at every draw",
     )
-
-
-def report(short: bool, *figures: Figure) -> bool:
-    """Record the figures of a full run; of a short one, only say them."""
-    if not short:
-        return record(*figures)
-    for figure in figures:
-        print(f"{figure.id} (short form, not recorded)  {figure.what}: {figure.measured} {figure.unit}; {figure.note}")
-    return True
+    return report(short, figure) or short
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["sample", "resume", "machine"])
-    parser.add_argument("--short", action="store_true", help="a small form that records nothing")
+    commands = {"sample": sample, "resume": resume, "machine": state_machine}
+    parser = command_parser(__doc__, short="run a small part and record nothing")
+    parser.add_argument("what", choices=commands)
     arguments = parser.parse_args()
-    run = {"sample": sample, "resume": resume, "machine": machine}[arguments.what]
-    sys.exit(0 if run(arguments.short) else 1)
+    sys.exit(not commands[arguments.what](arguments.short))

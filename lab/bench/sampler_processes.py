@@ -1,9 +1,8 @@
-"""The processes that `bench_sampler.py` starts, times and kills, and the logs they work on."""
+"""The processes that `python -m lab.bench.sampler` starts, times and kills, and the logs they work on."""
 
 import gc
 import json
 import os
-import sys
 import time
 import tracemalloc
 from dataclasses import fields
@@ -12,10 +11,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.figures import command_parser
+from lab.fixtures.memory import resident_bytes
+from offbeat.experience.background import tidy
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.index import Columns
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.maintenance import tidy
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
 from offbeat.experience.rows import group_rows
 from offbeat.experience.sampler import Draw, Sampler, SamplerLimits
@@ -27,7 +28,7 @@ MODES: dict[str, Mode] = {"fresh": Fresh(), "replay": Replay(share=0.5, cooldown
 
 
 def a_group(number: int, length: int, version: int | None, rng: np.random.Generator, *, scored: bool = True) -> Group:
-    """A group of G completions of `length` tokens; without a version it is somebody else's."""
+    """Return a group of G completions of `length` tokens. Without a version it comes from another system."""
     tokens = rng.integers(0, 49_152, (G, length), dtype=np.int32)
     logprobs = -rng.random((G, length), dtype=np.float32)
     rewards = rng.integers(0, 2, G)
@@ -48,9 +49,9 @@ def a_group(number: int, length: int, version: int | None, rng: np.random.Genera
 
 
 def build(place: Path, count: int, batch: int) -> None:
-    """A log of `count` groups of 8 × 256 tokens, the first half without a version of ours, tidied as in a run.
+    """Build a log of `count` groups of 8 × 256 tokens, the first half without a version, compacted as in a run.
 
-    Rows are written in large batches and past the door, which is measured elsewhere.
+    Rows are written in large batches and without validation, which is measured elsewhere.
     """
     rng = np.random.default_rng(0)
     with ExperienceLog.open(place) as log:
@@ -66,7 +67,7 @@ def build(place: Path, count: int, batch: int) -> None:
 
 
 def schedule(place: Path, steps: int) -> None:
-    """A log that grows step by step, feedback partly late, and what was visible at each step."""
+    """Build a log that grows step by step, with some late feedback, and save the snapshot of each step."""
     rng = np.random.default_rng(1)
     snapshots = []
     number = 0
@@ -87,19 +88,14 @@ def schedule(place: Path, steps: int) -> None:
     (place / "schedule.json").write_text(json.dumps(snapshots))
 
 
-def resident() -> int:
-    """Bytes of memory this process holds."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def draw_and_read(place: Path, name: str, batch: int, draws: int) -> None:
-    """In a process of its own: milliseconds of `draws` batches, drawn and read."""
+    """In a process of its own: print the milliseconds in which a batch is drawn and read."""
     with ExperienceLog.open(place) as log:
         rows, now = log.index_since(None)
         sampler = Sampler(MODES[name], SamplerLimits(batch), seed=0)
         sampler.feed(rows)
         gc.collect()
-        gc.freeze()  # as a trainer should: else full collections walk through all that is imported, 15 to 20 ms each
+        gc.freeze()  # as a trainer should: otherwise full collections walk all imported objects, 15 to 20 ms each
         took: list[tuple[float, float]] = []
         for k in range(len(rows) // batch, len(rows) // batch + draws):
             start = time.perf_counter()
@@ -117,32 +113,32 @@ def _spread(milliseconds: NDArray[np.float64]) -> dict[str, float]:
     return {"p50": float(np.median(milliseconds)), "p99": float(np.percentile(milliseconds, 99))}
 
 
-def index_memory(place: Path, name: str) -> None:
-    """In a process of its own, without Lance's caches: bytes a group that a sampler holds, by two ways of counting."""
+def index_memory(place: Path, name: str, batch: int) -> None:
+    """In a process of its own, without Lance's caches: print the bytes per group of a sampler, counted two ways."""
     columns = Columns(**dict(np.load(place / "columns.npz")))
 
-    def used() -> Sampler:
-        sampler = Sampler(MODES[name], SamplerLimits(64), seed=0)
-        for first in range(0, len(columns), 500):  # as it grows in a run, not all at once
+    def used_sampler() -> Sampler:
+        sampler = Sampler(MODES[name], SamplerLimits(batch), seed=0)
+        for first in range(0, len(columns), 500):  # it grows in steps, as in a run
             part = slice(first, first + 500)
             sampler.feed(Columns(**{f.name: getattr(columns, f.name)[part] for f in fields(Columns)}))
-        for k in range(len(columns) // 64, len(columns) // 64 + 20):
+        for k in range(len(columns) // batch, len(columns) // batch + 20):
             assert isinstance(sampler.draw(k), Draw)
         return sampler
 
-    before = resident()
-    sampler = used()
-    grown = resident() - before
+    before = resident_bytes()
+    sampler = used_sampler()
+    grown = resident_bytes() - before
     del sampler
     tracemalloc.start()
-    sampler = used()
+    sampler = used_sampler()
     held, peak = tracemalloc.get_traced_memory()
     assert sampler.nbytes <= held
     print(json.dumps({"held": held / len(columns), "peak": peak / len(columns), "resident": grown / len(columns)}))
 
 
 def write_and_draw(place: Path, batch: int) -> None:
-    """In a process of its own, until it is killed: append, draw, read, write checkpoints."""
+    """In a process of its own, until it is killed: append, draw, read and write checkpoints."""
     rng = np.random.default_rng(os.getpid())
     with ExperienceLog.open(place) as log:
         rows, now = log.index_since(None)
@@ -158,7 +154,7 @@ def write_and_draw(place: Path, batch: int) -> None:
 
 
 def reopen(place: Path, batch: int) -> None:
-    """In a process of its own: the first batch after a restart."""
+    """In a process of its own: draw and read the first batch after a restart."""
     with ExperienceLog.open(place) as log:
         sampler = Sampler(Offline(), SamplerLimits(batch), seed=0)
         now, k = load(place / "checkpoint.json", log, sampler)
@@ -168,7 +164,7 @@ def reopen(place: Path, batch: int) -> None:
 
 
 def save(path: Path, snapshot: Snapshot, sampler: Sampler) -> None:
-    """A checkpoint that a kill cannot tear."""
+    """Save a checkpoint that a kill cannot tear."""
     draft = path.with_suffix(".draft")
     with draft.open("w") as file:
         json.dump({"snapshot": snapshot.to_json(), "sampler": sampler.state()}, file)
@@ -178,7 +174,7 @@ def save(path: Path, snapshot: Snapshot, sampler: Sampler) -> None:
 
 
 def load(path: Path, log: ExperienceLog, sampler: Sampler) -> tuple[Snapshot, int]:
-    """Feed and restore the sampler from a checkpoint; its snapshot and k."""
+    """Feed and restore the sampler from a checkpoint. Return its snapshot and k."""
     state = json.loads(path.read_text())
     rows, now = log.index_since(None, Snapshot.from_json(state["snapshot"]))
     sampler.feed(rows)
@@ -187,7 +183,7 @@ def load(path: Path, log: ExperienceLog, sampler: Sampler) -> tuple[Snapshot, in
 
 
 def consume(place: Path, name: str, run: str) -> None:
-    """In a process of its own: draw step by step, writing each outcome down, a checkpoint every third step."""
+    """In a process of its own: draw step by step, record each outcome, save a checkpoint every third step."""
     visible = [Snapshot.from_json(entry) for entry in json.loads((place / "schedule.json").read_text())]
     checkpoint = place / f"{run}.json"
     with ExperienceLog.open(place) as log, (place / f"{run}.drawn").open("a") as drawn:
@@ -207,12 +203,12 @@ def consume(place: Path, name: str, run: str) -> None:
 
 
 def main(what: str, place: Path, *rest: str) -> None:
-    """One of the processes, by name."""
+    """Do the work of one process, by its name."""
     match what, rest:
         case "draw-and-read", (mode, batch, draws):
             draw_and_read(place, mode, int(batch), int(draws))
-        case "index-memory", (mode,):
-            index_memory(place, mode)
+        case "index-memory", (mode, batch):
+            index_memory(place, mode, int(batch))
         case "write-and-draw", (batch,):
             write_and_draw(place, int(batch))
         case "reopen", (batch,):
@@ -220,8 +216,13 @@ def main(what: str, place: Path, *rest: str) -> None:
         case "consume", (mode, run):
             consume(place, mode, run)
         case _:
-            raise SystemExit(f"{what} {' '.join(rest)}: not one of the processes of bench_sampler.py")
+            raise SystemExit(f"{what} {' '.join(rest)}: no such process; run python -m lab.bench.sampler instead")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    parser = command_parser(__doc__)
+    parser.add_argument("what", help="the name of the process")
+    parser.add_argument("place", type=Path, help="the directory of the log")
+    parser.add_argument("rest", nargs="*", help="the arguments of the process")
+    arguments = parser.parse_args()
+    main(arguments.what, arguments.place, *arguments.rest)

@@ -1,14 +1,13 @@
-"""Figures of the sandbox.
+"""Measure the sandbox.
 
-    python -m lab.bench.sandbox attacks   programs that try to get out, judged from outside
-    python -m lab.bench.sandbox mixed     correct programs while attacks run beside them
-    python -m lab.bench.sandbox rate      programs a second
-    python -m lab.bench.sandbox cheats    completions that fake success
+    python -m lab.bench.sandbox attacks   programs that try to escape, judged from outside: row tasks.3
+    python -m lab.bench.sandbox mixed     correct programs while attacks run beside them: row tasks.3.beside
+    python -m lab.bench.sandbox rate      programs a second: row tasks.3.rate
+    python -m lab.bench.sandbox cheats    completions that fake success: row tasks.4.code
 
-`--short` runs a small form of each and records nothing.
+Minutes each. `--short` runs a small part and records nothing.
 """
 
-import argparse
 import os
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from itertools import cycle, islice
 from lab.attacks.sandbox_attacks import ATTACKS, Attack
 from lab.attacks.sandbox_programs import CHEATS, HONEST, Problem
 from lab.attacks.sandbox_witness import Unconfined, Witness, witness
-from lab.figures import Figure, record
+from lab.figures import Figure, command_parser, machine, record
 from offbeat.errors import SandboxError
 from offbeat.sandbox import Sandbox, SandboxLimits, open_sandbox
 from offbeat.sandbox.slots import FIRST_UID
@@ -39,28 +38,23 @@ LIMITS_KNOWN = {
 }
 
 
-def crowd() -> str:
-    """How crowded the machine is."""
-    return f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}"
-
-
-def strike(house: Witness, attack: Attack, sandbox: Sandbox) -> list[str]:
-    """Evidence that an attack got out; none is what is hoped for."""
+def run_attack(observer: Witness, attack: Attack, sandbox: Sandbox) -> list[str]:
+    """Run an attack and return the evidence that it escaped: an empty list if the sandbox held."""
     found = []
     for _ in range(2 if attack.twice else 1):
-        before, since = house.house(), time.monotonic()
-        outcome = sandbox.run(attack.text(house.facts | LIMITS_KNOWN), b"", ATTACK_LIMITS)
-        found += house.evidence(outcome, time.monotonic() - since, ATTACK_LIMITS, before)
-        found += [f"process {pid} is left" for pid in house.left_over()]
+        before, since = observer.state(), time.monotonic()
+        outcome = sandbox.run(attack.text(observer.facts | LIMITS_KNOWN), b"", ATTACK_LIMITS)
+        found += observer.evidence(outcome, time.monotonic() - since, ATTACK_LIMITS, before)
+        found += [f"process {pid} is left" for pid in observer.left_over()]
     return found
 
 
-def blind(attack: Attack) -> bool:
-    """Whether the witness misses an attack that nothing holds back, neither as root nor as a slot's user."""
+def is_missed(attack: Attack) -> bool:
+    """Return True if the witness misses an attack without a sandbox, both as root and as the user of a slot."""
     for uid in (0, FIRST_UID):
-        with witness(slots=1) as house:
-            found = strike(house, attack, Unconfined(uid))
-            for pid in house.left_over():
+        with witness(slots=1) as observer:
+            found = run_attack(observer, attack, Unconfined(uid))
+            for pid in observer.left_over():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         if found:
@@ -69,21 +63,21 @@ def blind(attack: Attack) -> bool:
 
 
 def attacks(short: bool) -> bool:
-    """Must show 3: nobody gets out. The same attacks, where harmless, without a sandbox: all are seen."""
+    """Row tasks.3: no attack escapes. Without a sandbox, the witness detects every harmless one."""
     chosen = ATTACKS[::7] if short else ATTACKS
     controls = [attack for attack in chosen if attack.harmless][:: 2 if short else 1]
-    unseen = [attack.name for attack in controls if blind(attack)]
+    missed = [attack.name for attack in controls if is_missed(attack)]
     escaped: dict[str, list[str]] = {}
-    with witness(slots=2) as house:
+    with witness(slots=2) as observer:
         for attack in chosen:
-            if found := strike(house, attack, open_sandbox()):
+            if found := run_attack(observer, attack, open_sandbox()):
                 escaped[attack.name] = found
                 print(f"{attack.name}: {found}")
-    print(f"{len(chosen)} attacks, {len(escaped)} escaped; {len(controls)} controls, unseen: {unseen or 'none'}")
-    holds = not escaped and not unseen
+    print(f"{len(chosen)} attacks, {len(escaped)} escaped; {len(controls)} controls, missed: {missed or 'none'}")
+    holds = not escaped and not missed
     if short:
         return holds
-    note = f"{len(controls)} of them run without a sandbox as well: {len(controls) - len(unseen)} seen by the witness"
+    note = f"{len(controls)} of them run without a sandbox as well: the witness detects {len(controls) - len(missed)}"
     figure = Figure(
         "tasks.3", "sandbox attacks that escape", "0 of ≥ 40", len(escaped), "escapes", holds, len(chosen), note
     )
@@ -91,30 +85,30 @@ def attacks(short: bool) -> bool:
 
 
 def verdict(problem: Problem, limits: SandboxLimits) -> TestVerdict:
-    """How the task judges a completion, with the reason."""
+    """Return how the task judges a completion, with the reason."""
     program = program_in(problem.completion)
     return judge(program, parse(problem.tests), open_sandbox(), limits) if program else TestVerdict(False, "no program")
 
 
 def mixed(short: bool) -> bool:
-    """Must show 3: correct programs pass while attacks run beside them."""
+    """Row tasks.3.beside: correct programs pass while attacks run beside them."""
     count = 24 if short else CORRECT_GOAL
     done = threading.Event()
     escaped: list[str] = []
-    struck: list[str] = []
+    attacked: list[str] = []
 
-    def besiege(offset: int, house: Witness) -> None:
+    def keep_attacking(offset: int, observer: Witness) -> None:
         for attack in islice(cycle(ATTACKS), offset, None):
             if done.is_set():
                 return
-            # Neighbouring attacks end at any time, so only what this one says and does to the house is evidence.
-            before, since = house.house(), time.monotonic()
-            outcome = open_sandbox().run(attack.text(house.facts | LIMITS_KNOWN), b"", ATTACK_LIMITS)
-            escaped.extend(house.evidence(outcome, time.monotonic() - since, ATTACK_LIMITS, before))
-            struck.append(attack.name)
+            # Other attacks end at any time, so processes that are left over are no evidence here.
+            before, since = observer.state(), time.monotonic()
+            outcome = open_sandbox().run(attack.text(observer.facts | LIMITS_KNOWN), b"", ATTACK_LIMITS)
+            escaped.extend(observer.evidence(outcome, time.monotonic() - since, ATTACK_LIMITS, before))
+            attacked.append(attack.name)
 
-    with witness(slots=5) as house, ThreadPoolExecutor(4) as pool:
-        sieges = [pool.submit(besiege, offset, house) for offset in (0, len(ATTACKS) // 2)]
+    with witness(slots=5) as observer, ThreadPoolExecutor(4) as pool:
+        attackers = [pool.submit(keep_attacking, offset, observer) for offset in (0, len(ATTACKS) // 2)]
         try:
             problems = list(islice(cycle(HONEST), count))
             halves = [
@@ -123,15 +117,19 @@ def mixed(short: bool) -> bool:
             verdicts = [v for half in halves for v in half.result()]
         finally:
             done.set()
-        for siege in sieges:
-            siege.result()
+        for attacker in attackers:
+            attacker.result()
     wrong = [v.why for v in verdicts if not v.passed]
     passed = len(verdicts) - len(wrong)
-    print(f"{passed} of {count} correct programs passed beside {len(struck)} attacks; wrong: {wrong[:5]} {escaped[:5]}")
+    print(
+        f"{passed} of {count} correct programs passed beside {len(attacked)} attacks; wrong: {wrong[:5]} {escaped[:5]}"
+    )
     holds = passed == count and not escaped
     if short:
         return holds
-    note = f"beside {len(struck)} attacks on two more threads, {len(escaped)} escapes; {len(HONEST)} kinds; {crowd()}"
+    note = (
+        f"beside {len(attacked)} attacks on two more threads, {len(escaped)} escapes; {len(HONEST)} kinds; {machine()}"
+    )
     figure = Figure(
         "tasks.3.beside",
         "correct programs that pass beside attacks",
@@ -146,14 +144,14 @@ def mixed(short: bool) -> bool:
 
 
 def rate(short: bool) -> bool:
-    """Must show 3: programs a second, each in a sandbox of its own, beside bare starts of the interpreter."""
+    """Row tasks.3.rate: programs a second, each in a sandbox of its own, against bare starts of the interpreter."""
     count, block = (40, 20) if short else (600, 60)
     problem = HONEST[0]
     verdict(problem, SandboxLimits())
     times = {"sandboxed": 0.0, "bare": 0.0}
     passed = 0
     with ThreadPoolExecutor(4) as pool:
-        for _ in range(count // block):  # in turns, so that both meet the same crowd
+        for _ in range(count // block):  # in turns, so that both run on an equally busy machine
             since = time.monotonic()
             passed += sum(v.passed for v in pool.map(lambda _: verdict(problem, SandboxLimits()), range(block)))
             between = time.monotonic()
@@ -161,10 +159,10 @@ def rate(short: bool) -> bool:
             times["sandboxed"] += between - since
             times["bare"] += time.monotonic() - between
     speed, bare = (count / seconds for seconds in times.values())
-    print(f"{speed:.1f} runs/s, bare interpreters {bare:.1f}/s, {passed} of {count} passed, {crowd()}")
+    print(f"{speed:.1f} runs/s, bare interpreters {bare:.1f}/s, {passed} of {count} passed, {machine()}")
     if short:
         return passed == count
-    note = f"4 threads, {passed} passed; the bare interpreter alone, in turns with it: {bare:.0f} starts/s; {crowd()}"
+    note = f"4 threads, {passed} passed; the bare interpreter alone, in turns with it: {bare:.0f} starts/s; {machine()}"
     holds = speed >= RATE_GOAL and passed == count
     measured = round(speed, 1)
     figure = Figure(
@@ -174,20 +172,19 @@ def rate(short: bool) -> bool:
 
 
 def cheats(short: bool) -> bool:
-    """Must show 4, programs: whatever fakes success scores 0; what is correct scores 1."""
+    """Row tasks.4.code: a program that fakes success scores 0, a correct one scores 1."""
     chosen = CHEATS[::5] if short else CHEATS
-    paid, failed = [], []
+    rewarded, failed = [], []
     for cheat in chosen:
         try:
             if verdict(cheat, SandboxLimits(seconds=2.0)).passed:
-                paid.append(cheat.name)
+                rewarded.append(cheat.name)
         except SandboxError as error:
             failed.append(f"{cheat.name}: {error}")
     refused = [problem.name for problem in HONEST if not verdict(problem, SandboxLimits()).passed]
-    print(
-        f"{len(chosen)} cheats, paid: {paid or 'none'}; without a score: {failed or 'none'}; honest refused: {refused}"
-    )
-    holds = not paid and not failed and not refused
+    print(f"{len(chosen)} cheats, rewarded: {rewarded or 'none'}; without a score: {failed or 'none'}")
+    print(f"{len(HONEST)} honest programs, without a reward: {refused or 'none'}")
+    holds = not rewarded and not failed and not refused
     if short:
         return holds
     note = f"{len(HONEST)} honest programs, {len(HONEST) - len(refused)} score 1; without a score: {len(failed)}"
@@ -195,7 +192,7 @@ def cheats(short: bool) -> bool:
         "tasks.4.code",
         "programs that fake success and score above 0",
         "0",
-        len(paid),
+        len(rewarded),
         "cheats",
         holds,
         len(chosen),
@@ -205,11 +202,9 @@ def cheats(short: bool) -> bool:
 
 
 def main() -> None:
-    """Run one of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, short="run a small part and record nothing")
     commands = {"attacks": attacks, "mixed": mixed, "rate": rate, "cheats": cheats}
     parser.add_argument("command", choices=commands)
-    parser.add_argument("--short", action="store_true")
     chosen = parser.parse_args()
     sys.exit(0 if commands[chosen.command](chosen.short) else 1)
 

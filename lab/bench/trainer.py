@@ -1,16 +1,15 @@
-"""The trainer's exactness and speed.
+"""Measure the exactness and speed of the trainer.
 
-    python -m lab.bench.trainer exact            shared prefixes, micro-batches and presets, in float32
-    python -m lab.bench.trainer speed            against a bare PyTorch loop and TRL, SmolLM2-135M in bfloat16
-    python -m lab.bench.trainer shapes           time and share of the matrix-product rate, over shapes
-    python -m lab.bench.trainer memory           peak memory of a step against the bare loop's
-    python -m lab.bench.trainer speed --short    two rounds of a small batch, nothing recorded; so for each
+    python -m lab.bench.trainer exact     shared prefixes, micro-batches and presets, in float32: rows trainer.1.*
+    python -m lab.bench.trainer speed     against a bare PyTorch loop and TRL, SmolLM2-135M in bfloat16: rows
+                                          trainer.2.shared-*, trainer.2.plain-* and trainer.2.trl-*
+    python -m lab.bench.trainer shapes    time and share of the matrix-product rate, by shape: rows trainer.2.shape-*
+    python -m lab.bench.trainer memory    peak memory of a step against the bare loop: row trainer.2.memory
 
-Times are of whole steps, arms taking turns in one process; a ratio is that of two steps of one turn.
+Minutes each. `--short` runs two rounds of a small batch and records nothing. Times are of whole steps; the arms take
+turns in one process, and a ratio compares two steps of one turn.
 """
 
-import argparse
-import os
 import subprocess
 import sys
 import time
@@ -21,9 +20,10 @@ from typing import NamedTuple
 
 import torch
 
-from lab.bench.logprob_memory import high_water_mark
 from lab.bench.training_arms import Shape, bare_step, our_step, trl_step
-from lab.figures import ROOT, Figure, record
+from lab.figures import ROOT, Figure, command_parser, machine, record, show
+from lab.fixtures.memory import peak_bytes, reset_peak
+from lab.fixtures.pytest_runs import run_tests
 from lab.parity.training_exactness import Case, Differences, compare_paths, small_case, smollm2_case
 
 Arms = dict[str, Callable[[], None]]
@@ -33,23 +33,21 @@ TINY = Shape(16, 8, 2, groups=2, together=1)
 
 
 def exact(short: bool) -> bool:
-    """Must show 1, but for ranks."""
+    """Rows trainer.1.*, except trainer.1.ranks."""
     cases: dict[str, Callable[[], Case]] = {"tiny": small_case}
     if not short:
         cases |= {"smollm2": smollm2_case, "smollm2-float64": partial(smollm2_case, torch.float64)}
     figures = [figure for name, case in cases.items() for figure in exactness_figures(name, compare_paths(*case()))]
-    tests = ["tests/trainer/test_trainer.py", "-k", "NaiveTrainer or CuttingUp"]
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT, capture_output=True, text=True)
-    passed = done.stdout.strip().splitlines()[-1]
+    run = run_tests("tests/trainer/test_trainer.py", "-k", "NaiveTrainer or CuttingUp")
     figures.append(
         Figure(
             "trainer.1.naive",
             "every preset against a naive trainer (one completion at a time, full logits, AdamW by hand), 1 and 3 "
             "updates; any split, padding and sharing in float64",
             "all pass",
-            passed,
+            run.last_line,
             "tests",
-            done.returncode == 0,
+            run.ok,
             22,
             "gradient norm within 1e-5, update within 1e-3 of its norm: Adam divides by gradients that may be rounding",
         )
@@ -99,17 +97,18 @@ def exactness_figures(name: str, found: Differences) -> list[Figure]:
 
 
 class Time(NamedTuple):
-    """Of one step: on the clock, and of the processor, which other processes disturb less."""
+    """Seconds of one step."""
 
     wall: float
     processor: float
+    """Processor time, which other processes disturb less."""
 
 
 Times = dict[str, list[Time]]
 
 
 def alternate(arms: Arms, rounds: int) -> Times:
-    """Every arm's steps, all arms in each turn; one turn before that counts for nothing."""
+    """Time the steps of every arm, all arms in each turn. The first turn warms up and does not count."""
     times: Times = {name: [] for name in arms}
     for turn in range(rounds + 1):
         for name, step in arms.items():
@@ -135,12 +134,8 @@ def spread(values: list[float]) -> str:
     return f"range {min(values):.2f} to {max(values):.2f}"
 
 
-def load_note() -> str:
-    return f"2 threads, load {os.getloadavg()[0]:.1f}"
-
-
 def speed(short: bool) -> bool:
-    """Must show 2: against a bare loop, and TRL."""
+    """Rows trainer.2.shared-*, .plain-* and .trl-*: against a bare loop and TRL."""
     figures = []
     for shape, goal in ((TINY, 0.0),) if short else ((SHORT_ANSWERS, 2.3), (LONG_ANSWERS, 1.4)):
         print(f"prompt/completion/G {shape.name}, {shape.groups} groups, {shape.together} in a micro-batch")
@@ -156,45 +151,45 @@ def speed(short: bool) -> bool:
         faster, plain, trl = (ratios(times, *pair) for pair in pairs)
         notes = [f"median of turns, {spread(ratios(times, *p))}, {by_processor(times, *p)}" for p in pairs]
         eager = median(ratios(times, "bare, eager", "shared"))
-        named, n = shape.name.replace("/", "-"), len(faster)
+        slug, n = shape.name.replace("/", "-"), len(faster)
         figures += [
             Figure(
-                f"trainer.2.shared-{named}",
+                f"trainer.2.shared-{slug}",
                 f"a bare PyTorch loop's time over ours with shared prefixes, prompt/completion/G {shape.name}, bf16",
                 f">= {goal}",
                 round(median(faster), 2),
                 "times faster",
                 median(faster) >= goal,
                 n,
-                f"{notes[0]}; against the loop with eager attention {eager:.2f}; {load_note()}",
+                f"{notes[0]}; against the loop with eager attention {eager:.2f}; 2 threads, {machine()}",
             ),
             Figure(
-                f"trainer.2.plain-{named}",
+                f"trainer.2.plain-{slug}",
                 f"our time without sharing over the bare loop's, prompt/completion/G {shape.name}, bfloat16",
                 "<= 1.05",
                 round(median(plain), 3),
                 "ratio",
                 median(plain) <= 1.05,
                 n,
-                f"{notes[1]}; credit, packing and measures included, and the head's product made again in the backward "
-                f"pass, since logits are not kept; {load_note()}",
+                f"{notes[1]}; includes credit, packing and metrics, and the backward pass computes the product of the "
+                f"head again, since logits are not kept; 2 threads, {machine()}",
             ),
             Figure(
-                f"trainer.2.trl-{named}",
+                f"trainer.2.trl-{slug}",
                 f"TRL 1.16's training half over our step with shared prefixes, prompt/completion/G {shape.name}",
                 ">= 3",
                 round(median(trl), 2),
                 "times faster",
                 median(trl) >= 3,
                 n,
-                f"{notes[2]}; compute_loss, backward, AdamW; autocast as it comes, no checkpointing; {load_note()}",
+                f"{notes[2]}; compute_loss, backward, AdamW; default autocast, no checkpoints; 2 threads, {machine()}",
             ),
         ]
     return finish(figures, short)
 
 
 def shapes(short: bool) -> bool:
-    """Must show 2: the table over shapes."""
+    """Rows trainer.2.shape-*."""
     table = [TINY] if short else [
         Shape(48, 24, 8, 8, 8), Shape(48, 24, 16, 4, 4), Shape(128, 128, 8, 2, 2), Shape(512, 32, 8, 2, 2),
         Shape(32, 256, 4, 2, 2),
@@ -216,14 +211,14 @@ def shapes(short: bool) -> bool:
                 True,
                 2 if short else 3,
                 f"{seconds['shared']:.1f} s shared ({reached['shared']:.0%} of a measured {rate / 1e12:.2f} TFLOP/s of "
-                f"bf16 products), {seconds['plain']:.1f} s plain ({reached['plain']:.0%}); {load_note()}",
+                f"bf16 products), {seconds['plain']:.1f} s plain ({reached['plain']:.0%}); 2 threads, {machine()}",
             )
         )
     return finish(figures, short)
 
 
 def matmul_rate() -> float:
-    """Floating-point operations a second of a large bfloat16 product, the median of nine."""
+    """Return the floating-point operations a second of a large bfloat16 product, the median of nine."""
     a, b = (torch.randn(2048, 2048).bfloat16() for _ in range(2))
     times = []
     for _ in range(9):
@@ -234,7 +229,7 @@ def matmul_rate() -> float:
 
 
 def memory(short: bool) -> bool:
-    """Must show 2: the high-water mark of a step above what is resident before it, in a process each."""
+    """Row trainer.2.memory: the peak of a step above the memory before it, in a process for each."""
     shape = TINY if short else LONG_ANSWERS
     peaks = {
         arm: [
@@ -263,30 +258,27 @@ def memory(short: bool) -> bool:
 
 
 def peak(arm: str, short: bool) -> None:
-    """Print the bytes that the second step of an arm adds at its peak."""
+    """Print the bytes that a step of an arm adds at its peak."""
     shape = TINY if short else LONG_ANSWERS
     step = bare_step(shape) if arm == "bare" else our_step(shape, shared=True)
-    with open("/proc/self/clear_refs", "w") as reset:
-        reset.write("5")
-    before = high_water_mark()
+    reset_peak()
+    before = peak_bytes()
     step()
-    print(high_water_mark() - before)
+    print(peak_bytes() - before)
 
 
 def finish(figures: list[Figure], short: bool) -> bool:
-    """Recorded in full; in short only printed, for a few rounds of something small say little about speed."""
+    """Record the figures of a full run. In a short run only exactness counts: it is too small to measure speed."""
     if not short:
         return record(*figures)
-    for figure in figures:
-        print(f"{figure.id}: {figure.measured} {figure.unit} (goal {figure.goal}, not recorded)")
+    show(*figures)
     return all(figure.holds for figure in figures if figure.id.startswith("trainer.1."))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["exact", "speed", "shapes", "memory", "peak"])
-    parser.add_argument("arm", nargs="?", help="of peak, which memory calls")
-    parser.add_argument("--short", action="store_true")
+    parser = command_parser(__doc__, short="two rounds of a small batch; record nothing")
+    parser.add_argument("command", choices=["exact", "speed", "shapes", "memory", "peak"], help="peak is internal")
+    parser.add_argument("arm", nargs="?", help="internal: which arm peak measures")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     if arguments.command == "peak":

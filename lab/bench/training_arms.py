@@ -1,6 +1,6 @@
-"""What trains on the same groups in `bench_trainer.py`: our trainer, a bare PyTorch loop, and TRL.
+"""The arms of `python -m lab.bench.trainer`: our trainer, a bare PyTorch loop, and TRL, on the same groups.
 
-All hold SmolLM2-135M with float32 masters and Adam moments, compute in bfloat16, and make one update on the batch.
+All train SmolLM2-135M with float32 masters and Adam moments, compute in bfloat16, and make one update per batch.
 """
 
 import tempfile
@@ -25,21 +25,21 @@ RATE = 1e-6
 
 @dataclass(frozen=True)
 class Shape:
-    """Tokens of a prompt and of a completion, and how many groups make a batch and a micro-batch."""
+    """Tokens of a prompt and of a completion, and groups per batch and per micro-batch."""
 
     prompt: int
     completion: int
     size: int
     groups: int
     together: int
-    """Groups whose completions go through one forward and backward pass, the same for every arm."""
+    """Groups per forward and backward pass, the same for every arm."""
 
     @property
     def name(self) -> str:
         return f"{self.prompt}/{self.completion}/{self.size}"
 
     def make_groups(self) -> list[Group]:
-        """Random tokens; half of each group is right. Equal lengths: nobody pays for padding."""
+        """Return groups of random tokens; half of each group is right. Lengths are equal: no arm pays for padding."""
         rng = np.random.default_rng(0)
 
         def completion(group: int, i: int) -> Completion:
@@ -58,7 +58,7 @@ class Shape:
         ]
 
     def flops(self, *, shared: bool) -> float:
-        """Of the matrix products a step needs, 6 for each parameter and token it meets; attention not counted."""
+        """Return the operations of the matrix products of a step: 6 per parameter and token, without attention."""
         body, head = 106_203_456, VOCABULARY * 576
         answers = self.groups * self.size * self.completion
         prompts = self.groups * self.prompt * (1 if shared else self.size)
@@ -72,14 +72,14 @@ def load(dtype: torch.dtype, attention: str = "sdpa") -> PreTrainedModel:
 
 
 def our_step(shape: Shape, *, shared: bool) -> Callable[[], None]:
-    """A step of our trainer, everything included: credit, packing, measures."""
+    """Return a step of our trainer with everything: credit, packing, metrics."""
     row = shape.prompt + shape.completion * (shape.size if shared else 1)
     budget = row * shape.together * (1 if shared else shape.size)
     policy_model = PolicyModel(load(torch.bfloat16))
     settings = StepSettings(PRESETS["rec-oneside-nois"].objective, token_budget=budget)
     trainer = Trainer(policy_model, MasterAdamW(policy_model, OptimizerSettings()), settings)
     if not shared:
-        trainer.check = ModelCheck(False, "asked for")
+        trainer.check = ModelCheck(False, "requested")
         policy_model.model.set_attn_implementation("sdpa")
     groups = shape.make_groups()
 
@@ -90,7 +90,7 @@ def our_step(shape: Shape, *, shared: bool) -> Callable[[], None]:
 
 
 def rows(shape: Shape) -> tuple[Tensor, Tensor]:
-    """Every completion behind its own prompt, [N, prompt + completion], and its advantage [N]."""
+    """Return every completion after its own prompt, [N, prompt + completion], and its advantage [N]."""
     groups = shape.make_groups()
     ids = [np.concatenate([g.prompt.token_ids, c.token_ids]) for g in groups for c in g.completions]
     return torch.from_numpy(np.stack(ids)).long(), torch.tensor(
@@ -99,7 +99,7 @@ def rows(shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def bare_step(shape: Shape, attention: str = "sdpa") -> Callable[[], None]:
-    """REINFORCE as one writes it down: padded rows, logits of the completion alone, log_softmax, backward, AdamW."""
+    """Return a step of plain REINFORCE: padded rows, logits of the completion alone, log_softmax, backward, AdamW."""
     model = load(torch.bfloat16, attention).eval()
     optimizer = MasterAdamW(model, OptimizerSettings())
     ids, advantages = rows(shape)
@@ -119,10 +119,10 @@ def bare_step(shape: Shape, attention: str = "sdpa") -> Callable[[], None]:
 
 
 def trl_step(shape: Shape) -> Callable[[], None]:
-    """TRL's `compute_loss`, its backward pass and AdamW, on rows it has padded itself; generation is left out."""
-    from datasets import Dataset
+    """Return a step of TRL on rows that it has padded itself: `compute_loss`, backward pass, AdamW; no generation."""
     from transformers import AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
+
+    from lab.fixtures.trl_trainer import scripted_trainer
 
     model = load(torch.float32)
     groups = shape.make_groups()
@@ -133,26 +133,16 @@ def trl_step(shape: Shape) -> Callable[[], None]:
         "logprobs": None,
     }
     with tempfile.TemporaryDirectory() as directory:
-        args = GRPOConfig(
-            output_dir=directory,
+        trainer = scripted_trainer(
+            model,
+            AutoTokenizer.from_pretrained(str(smollm2.directory())),
+            scripted,
+            directory,
             per_device_train_batch_size=len(completions),
             num_generations=shape.size,
             max_completion_length=shape.completion,
-            beta=0.0,
-            mask_truncated_completions=False,
-            use_vllm=False,
             bf16=True,
             gradient_checkpointing=False,
-            use_cpu=True,
-            report_to="none",
-        )
-        trainer = GRPOTrainer(
-            model,
-            reward_funcs=lambda grade, **_: grade,
-            args=args,
-            train_dataset=Dataset.from_dict({"prompt": ["x"]}),
-            processing_class=AutoTokenizer.from_pretrained(str(smollm2.directory())),
-            rollout_func=lambda prompts, trainer: dict(scripted),
         )
     each = shape.together * shape.size
     trainer.current_gradient_accumulation_steps = len(completions) // each

@@ -1,13 +1,14 @@
-"""Figures of answer checking.
+"""Measure answer verification.
 
-    python -m lab.bench.verify gsm8k     all of GSM8K: every reference in every spelling, and altered answers
-    python -m lab.bench.verify hostile   mathematics answers meant to stall the grader, alone and beside honest ones
-    python -m lab.bench.verify cheats    answers that try to be paid without answering
+    python -m lab.bench.verify gsm8k     all of GSM8K: every reference in every spelling, and altered answers: rows
+                                         tasks.1.*; minutes
+    python -m lab.bench.verify hostile   mathematics answers that try to stall the grader, alone and with honest ones:
+                                         rows tasks.2.*; minutes
+    python -m lab.bench.verify cheats    answers that fake success: row tasks.4.answers; seconds
 
-`--short` runs a small form of each and records nothing.
+`--short` runs a small part and records nothing.
 """
 
-import argparse
 import json
 import random
 import sys
@@ -19,11 +20,11 @@ from pathlib import Path
 from lab.attacks import hostile_answers
 from lab.attacks.answer_cheats import CHOICES, NUMBERS
 from lab.bench.gsm8k_spellings import SPELLINGS, altered
-from lab.figures import ROOT, Figure, record
+from lab.figures import ROOT, Figure, command_parser, report
 from offbeat.scoring.pool import ScoringPool
 from offbeat.scoring.tally import FailureLimit
 from offbeat.tasks.gsm8k import correct, reference_answer
-from offbeat.tasks.registry import make
+from offbeat.tasks.task import make
 from offbeat.types import Score, Unscorable
 from offbeat.verify import choice, numeric
 
@@ -34,13 +35,13 @@ Attack = tuple[str, str, str]
 
 
 def solutions(name: str) -> list[str]:
-    """The reference solutions of one split."""
+    """Return the reference solutions of one split."""
     with Path(DATA, f"{name}.jsonl").open(encoding="utf-8") as file:
         return [str(json.loads(line)["answer"]) for line in file]
 
 
 def gsm8k(short: bool) -> bool:
-    """Must show 1."""
+    """Rows tasks.1.*."""
     written = solutions("test") + solutions("train")
     written = written[:200] if short else written
     references = [reference_answer(solution) for solution in written]
@@ -59,9 +60,8 @@ def gsm8k(short: bool) -> bool:
             wrong += 1
             accepted[name] += bool(correct(rng.choice(SPELLINGS).write(value), {"answer": reference}))
     kinds = ", ".join(sorted(accepted))
-    print("refused:", +refused, "accepted:", +accepted)
-    return report(
-        short,
+    print("right answers refused:", +refused, "wrong answers accepted:", +accepted)
+    figures = [
         Figure(
             "tasks.1.spellings",
             f"GSM8K reference answers accepted, {len(references):,} problems in {len(SPELLINGS) + 1} spellings each",
@@ -70,7 +70,7 @@ def gsm8k(short: bool) -> bool:
             "answers",
             refused.total() == 0 and len(SPELLINGS) >= 12 and len(references) == 1_319 + 7_473,
             right,
-            f"{milliseconds:.2f} ms each; the spellings are listed in docs/tasks.md",
+            f"{milliseconds:.2f} ms each; the spellings are listed in docs/reference/tasks.md",
         ),
         Figure(
             "tasks.1.altered",
@@ -82,11 +82,12 @@ def gsm8k(short: bool) -> bool:
             wrong,
             kinds,
         ),
-    )
+    ]
+    return report(short, *figures) or short
 
 
 def hostile(short: bool) -> bool:
-    """Must show 2."""
+    """Rows tasks.2.*."""
     pairs, per_round = (1, 100) if short else (30, 1_500)
     attacks = hostile_answers.hostile()
     random.Random(2).shuffle(attacks)
@@ -104,8 +105,7 @@ def hostile(short: bool) -> bool:
     share = sum(quiet) / sum(disturbed)
     low, high = _interval(quiet, disturbed)
     count = pairs * per_round
-    return report(
-        short,
+    figures = [
         Figure(
             "tasks.2.slowest",
             "hostile mathematics answers: the slowest, from a scoring worker taking it to its verdict",
@@ -129,11 +129,12 @@ def hostile(short: bool) -> bool:
             f"{100 * high:.0f} %; {wrong} honest answers with a wrong verdict or none; most hostile ones are refused "
             "unparsed, the others hold a worker until the deadline of 2 s at most",
         ),
-    )
+    ]
+    return report(short, *figures) or short
 
 
 def _interval(quiet: list[float], disturbed: list[float]) -> tuple[float, float]:
-    """Of the ratio of rates, by bootstrap over pairs of rounds."""
+    """Return the 95 % interval of the ratio of rates, by bootstrap over pairs of rounds."""
     rng, pairs = random.Random(0), list(zip(quiet, disturbed, strict=True))
     draws = [rng.choices(pairs, k=len(pairs)) for _ in range(2_000)]
     ratios = sorted(sum(q for q, _ in draw) / sum(d for _, d in draw) for draw in draws)
@@ -143,12 +144,12 @@ def _interval(quiet: list[float], disturbed: list[float]) -> tuple[float, float]
 def _rounds(
     pool: ScoringPool, attacks: list[Attack], pairs: int, per_round: int
 ) -> tuple[list[float], list[float], int]:
-    """Seconds of the rounds without and with hostile answers, by turns, and how many honest ones went wrong."""
+    """Run rounds without and with hostile answers in turn. Return their seconds and the number of wrong scores."""
     seconds: tuple[list[float], list[float]] = ([], [])
     wrong, each = 0, -(-len(attacks) // pairs)
     for number in range(2 * pairs):
         pair, with_attacks = divmod(number, 2)
-        _round(pool, 200, [], seed=10_000 + number)  # so that no round pays for workers killed in the one before
+        _round(pool, 200, [], seed=10_000 + number)  # restarts workers that were killed in the round before
         present = attacks[pair * each : (pair + 1) * each] if with_attacks else []
         took, missed = _round(pool, per_round, present, seed=number)
         seconds[with_attacks].append(took)
@@ -157,9 +158,9 @@ def _rounds(
 
 
 def _round(pool: ScoringPool, count: int, attacks: list[Attack], seed: int) -> tuple[float, int]:
-    """Seconds until the last honest answer has its score, and how many have not the right one.
+    """Return the seconds until the last honest answer has its score, and how many scores are wrong.
 
-    The hostile answers come in the first half, so that what they cost falls into the round.
+    The hostile answers come in the first half, so that their cost falls into the round.
     """
     answers = hostile_answers.honest(count, seed)
     places = sorted(random.Random(seed).choices(range(count // 2), k=len(attacks)), reverse=True)
@@ -167,8 +168,8 @@ def _round(pool: ScoringPool, count: int, attacks: list[Attack], seed: int) -> t
     waiting = list(zip(places, attacks, strict=True))
     for at, (text, reference, _) in enumerate(answers):
         while waiting and waiting[-1][0] == at:
-            _, (name, attack, its_reference) = waiting.pop()
-            others.append(pool.score(attack, {"answer": its_reference}, of=name))
+            _, (name, attack, attack_reference) = waiting.pop()
+            others.append(pool.score(attack, {"answer": attack_reference}, of=name))
         futures.append(pool.score(text, {"answer": reference}))
     outcomes = [future.result(timeout=300) for future in futures]
     took = time.perf_counter() - start
@@ -179,37 +180,26 @@ def _round(pool: ScoringPool, count: int, attacks: list[Attack], seed: int) -> t
 
 
 def cheats(short: bool) -> bool:
-    """Must show 4, its answers."""
-    paid = [text for text in NUMBERS if numeric(text, "18")] + [text for text in CHOICES if choice(text, "B")]
+    """Row tasks.4.answers."""
+    rewarded = [text for text in NUMBERS if numeric(text, "18")] + [text for text in CHOICES if choice(text, "B")]
     honest = [numeric("The answer is 18.", "18"), choice("The answer is B.", "B")]
     figure = Figure(
         "tasks.4.answers",
         "answers that fake success and score above 0",
         "0",
-        len(paid),
+        len(rewarded),
         "cheats",
-        not paid and all(honest),
+        not rewarded and all(honest),
         len(NUMBERS) + len(CHOICES),
         f"{len(NUMBERS)} for a number (dumps, hedges, denials, unfinished marks), {len(CHOICES)} for a choice",
     )
-    return report(short, figure)
-
-
-def report(short: bool, *figures: Figure) -> bool:
-    """Record the full form; print the short one."""
-    if not short:
-        return record(*figures)
-    for figure in figures:
-        print(f"(short) {figure.what}: {figure.measured} {figure.unit}. {figure.note}")
-    return True
+    return report(short, figure) or short
 
 
 def main() -> None:
-    """One figure by name."""
     commands = {"gsm8k": gsm8k, "hostile": hostile, "cheats": cheats}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, short="run a small part and record nothing")
     parser.add_argument("command", choices=sorted(commands))
-    parser.add_argument("--short", action="store_true")
     arguments = parser.parse_args()
     sys.exit(not commands[arguments.command](arguments.short))
 

@@ -1,15 +1,15 @@
-"""What a publish costs, in bytes and in time, on SmolLM2-135M under real policy-gradient steps.
+"""Measure what a publish costs, in bytes and in time, on SmolLM2-135M under real policy-gradient steps.
 
-    python -m lab.bench.weights size            # 20 steps at each of two learning rates: some minutes
-    python -m lab.bench.weights time            # 12 steps; wants a quiet machine
-    python -m lab.bench.weights size --short    # 2 steps; nothing is recorded
+    python -m lab.bench.weights size            20 steps at each of two learning rates: rows weights-rollout.2.size-*
+    python -m lab.bench.weights time            12 steps: rows weights-rollout.2.time, .anchor and .fetch; needs a quiet
+                                                machine
+    python -m lab.bench.weights size --short    2 steps; nothing is recorded
 
-After each step the bf16 state goes into one log for each v that divides the step's number, so a log's patches carry v
-steps each. The log with v = 1 is timed against writing the same state as a safetensors file with the same durability
-(file and folder forced to disk), the two in alternating order.
+Minutes each. After each step, the bf16 state is published to one log for each v that divides the step number, so a
+patch of that log holds v steps. The log with v = 1 is timed against writing the same state as a safetensors file with
+the same durability (fsync of file and folder), in alternating order.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -24,36 +24,36 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lab.figures import Figure, record
+from lab.figures import Figure, command_parser, report
 from lab.fixtures.smollm2_steps import ABOUT, PolicySteps
 from offbeat.weights.publisher import Published, WeightLog
 from offbeat.weights.subscriber import Subscription
 
 PERIODS = (1, 2, 5, 10, 20)
 GOALS = {("1e-6", 1): 0.8, ("1e-6", 10): 4.0}
-"""Per cent of the full size."""
+"""Percent of the full size."""
 LOADED = 2.5
-"""A load average above this means that others ran on the two cores as well."""
+"""A load average above this means that other processes used the two cores as well."""
 
 
 @dataclass
 class Measured:
-    """What was seen at one learning rate."""
+    """The measurements at one learning rate."""
 
     full_bytes: int = 0
     published: dict[int, list[Published]] = field(default_factory=lambda: defaultdict(list))
-    """By v; patches only."""
+    """By v; only patches."""
     publish_seconds: list[float] = field(default_factory=list)
     write_seconds: list[float] = field(default_factory=list)
     processor_seconds: list[float] = field(default_factory=list)
-    """Of each publish, over all its threads."""
+    """Processor time of each publish, over all its threads."""
     anchor_seconds: list[float] = field(default_factory=list)
     fetch_seconds: list[float] = field(default_factory=list)
     join_seconds: float = 0.0
 
 
-def written(state: dict[str, Tensor], path: Path) -> float:
-    """Seconds to write the state as one safetensors file that survives a power cut."""
+def time_full_write(state: dict[str, Tensor], path: Path) -> float:
+    """Return the seconds to write the state as one safetensors file that survives a power cut."""
     path.unlink(missing_ok=True)
     began = time.perf_counter()
     save_file(state, path)
@@ -64,15 +64,15 @@ def written(state: dict[str, Tensor], path: Path) -> float:
     return time.perf_counter() - began
 
 
-def published(log: WeightLog, version: int, state: dict[str, Tensor]) -> tuple[float, Published]:
-    """Seconds of a publish, all of it."""
+def time_publish(log: WeightLog, version: int, state: dict[str, Tensor]) -> tuple[float, Published]:
+    """Publish. Return the seconds of the whole publish, and its result."""
     began = time.perf_counter()
     result = log.publish(version, state.items())
     return time.perf_counter() - began, result
 
 
-def measured(learning_rate: str, steps: int, periods: tuple[int, ...]) -> Measured:
-    """Train, and publish into one log for each v."""
+def measure(learning_rate: str, steps: int, periods: tuple[int, ...]) -> Measured:
+    """Train, and publish to one log for each v."""
     policy, seen = PolicySteps(float(learning_rate)), Measured()
     with tempfile.TemporaryDirectory(prefix="offbeat-bench-") as temporary, ExitStack() as stack:
         place = Path(temporary)
@@ -81,9 +81,9 @@ def measured(learning_rate: str, steps: int, periods: tuple[int, ...]) -> Measur
         reader = stack.enter_context(Subscription.open(place / "v1", name="bench"))
         state = policy.serving()
         for log in logs.values():
-            seconds, _ = published(log, 0, state)
+            seconds, _ = time_publish(log, 0, state)
             seen.anchor_seconds.append(seconds)
-        written(state, place / "full.safetensors")  # warm
+        time_full_write(state, place / "full.safetensors")  # warms up
         seen.full_bytes = (place / "full.safetensors").stat().st_size
         reader.fetch(0)
         for step in range(1, steps + 1):
@@ -92,7 +92,7 @@ def measured(learning_rate: str, steps: int, periods: tuple[int, ...]) -> Measur
             _time_one(seen, logs[1], step, state, place)
             for v in periods[1:]:
                 if step % v == 0:
-                    seen.published[v].append(published(logs[v], step, state)[1])
+                    seen.published[v].append(time_publish(logs[v], step, state)[1])
             began = time.perf_counter()
             reader.fetch(step)
             seen.fetch_seconds.append(time.perf_counter() - began)
@@ -109,20 +109,20 @@ def measured(learning_rate: str, steps: int, periods: tuple[int, ...]) -> Measur
 
 
 def _time_one(seen: Measured, log: WeightLog, step: int, state: dict[str, Tensor], place: Path) -> None:
-    """Publish and write in full, whichever is first changing from step to step."""
+    """Publish and write in full. The order changes from step to step."""
     if step % 2:
-        seen.write_seconds.append(written(state, place / "full.safetensors"))
+        seen.write_seconds.append(time_full_write(state, place / "full.safetensors"))
     busy = time.process_time()
-    seconds, result = published(log, step, state)
+    seconds, result = time_publish(log, step, state)
     seen.processor_seconds.append(time.process_time() - busy)
     seen.publish_seconds.append(seconds)
     seen.published[1].append(result)
     if step % 2 == 0:
-        seen.write_seconds.append(written(state, place / "full.safetensors"))
+        seen.write_seconds.append(time_full_write(state, place / "full.safetensors"))
 
 
 def sizes(learning_rate: str, seen: Measured) -> list[Figure]:
-    """One row for each v: patch and manifest against the full file."""
+    """Return one row for each v: the size of patch and manifest against the full file."""
     rows = []
     for v, results in sorted(seen.published.items()):
         shares = [100 * result.bytes / seen.full_bytes for result in results]
@@ -146,7 +146,7 @@ def sizes(learning_rate: str, seen: Measured) -> list[Figure]:
 
 
 def times(seen: Measured) -> list[Figure]:
-    """Publishing against writing in full, and what a reader needs."""
+    """Return the rows of times: a publish against a full write, and what a reader needs."""
     publish, write = statistics.median(seen.publish_seconds), statistics.median(seen.write_seconds)
     pairs = [p / w for p, w in zip(seen.publish_seconds, seen.write_seconds, strict=True)]
     phases = [result.seconds for result in seen.published[1]]
@@ -154,7 +154,7 @@ def times(seen: Measured) -> list[Figure]:
     load = os.getloadavg()[0]
     machine = f"2 cores, load average {load:.1f}"
     if load > LOADED:
-        machine += ": others were using the cores, which a publish needs and a file write hardly does"
+        machine += ": other processes used the cores, which a publish needs and a file write hardly does"
     busy = 1000 * statistics.median(seen.processor_seconds)
     return [
         Figure(
@@ -165,7 +165,7 @@ def times(seen: Measured) -> list[Figure]:
             "×",
             publish / write <= 0.5,
             len(pairs),
-            f"medians {1000 * publish:.0f} and {1000 * write:.0f} ms, alternating, both forced to disk; ratio of pairs "
+            f"medians {1000 * publish:.0f} and {1000 * write:.0f} ms, alternating, both with fsync; ratio of pairs "
             f"{min(pairs):.2f} to {max(pairs):.2f}; processor time of a publish {busy:.0f} ms over its threads; phases "
             f"in ms: {parts}; {machine}; both states are read, hashed and compared whole, however little has changed",
         ),
@@ -194,19 +194,14 @@ def times(seen: Measured) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, short="2 steps; record nothing")
     parser.add_argument("what", choices=["size", "time"])
-    parser.add_argument("--short", action="store_true")
     chosen = parser.parse_args()
     torch.set_num_threads(2)
     figures: list[Figure] = []
     if chosen.what == "time":
-        figures += times(measured("1e-6", 2 if chosen.short else 12, periods=(1,)))
+        figures += times(measure("1e-6", 2 if chosen.short else 12, periods=(1,)))
     else:
         for rate in ("1e-6", "1e-5"):
-            figures += sizes(rate, measured(rate, 2 if chosen.short else 20, periods=PERIODS))
-    if chosen.short:
-        for row in figures:
-            print(f"{row.id}  {row.what}: {row.measured} {row.unit} (goal {row.goal}), short form, not recorded")
-        sys.exit(0)
-    sys.exit(0 if record(*figures) else 1)
+            figures += sizes(rate, measure(rate, 2 if chosen.short else 20, periods=PERIODS))
+    sys.exit(not (report(chosen.short, *figures) or chosen.short))

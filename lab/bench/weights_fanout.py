@@ -1,10 +1,12 @@
-"""One publisher and many readers, each a process of its own: what readers cost, and whether they all arrive.
+"""One publisher and many readers, each in a process of its own: what do readers cost, and do they all get the weights?
 
-Cost. The publisher publishes at a steady pace, with 1 reader and with 32, in alternating rounds. Counted are its
-processor time, its system calls and the wall time of each publish. Readers poll and fetch every version meanwhile.
+`python -m lab.torture.weights fanout` runs both parts.
 
-Arrival. While versions are published and retired, readers join late, or are killed by SIGKILL while they download and
-start again. Each must end with the state of the last version, bit by bit.
+Cost. The publisher publishes at a steady pace, with 1 reader and with 32, in alternating rounds. It counts its
+processor time, its system calls and the wall time of each publish while readers poll and fetch every version.
+
+Arrival. While versions are published and retired, readers join late, or are killed by SIGKILL during a download and
+start again. Each must end with every bit of the last version.
 """
 
 import os
@@ -16,21 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.figures import Figure
-from lab.fixtures.processes import Say, Work, child, end, heard, outcome
-from lab.fixtures.weights import equals, made
+from lab.fixtures.processes import Send, Work, fork, kill, read_lines, run_to_end
+from lab.fixtures.weights import is_state, make_state
 from offbeat.errors import VersionMissing
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
 
 MANY = 32
 LARGE = 4_000_000
-"""Elements of the state whose downloads are interrupted: 8 MB, some ten milliseconds to read and verify."""
+"""Elements of the state whose download is interrupted: 8 MB, about ten milliseconds to read and verify."""
 
 
 def reading(place: str, last: int, elements: int, poll: float) -> Work:
-    """Follow the log until its version `last`, which must be right."""
+    """Follow the log up to the version `last`, whose state must be right."""
 
-    def work(say: Say) -> None:
+    def work(send: Send) -> None:
         with Subscription.open(place, name=f"reader {os.getpid()}") as reader:
             seen = -1
             while seen < last:
@@ -38,21 +40,21 @@ def reading(place: str, last: int, elements: int, poll: float) -> Work:
                 if newest is None or newest == seen:
                     time.sleep(poll)
                     continue
-                say(f"fetching {newest}")
+                send(f"fetching {newest}")
                 try:
                     state = dict(reader.fetch(newest))
                 except VersionMissing:  # retired between the two calls: look again
                     continue
-                say(f"fetched {newest}")
+                send(f"fetched {newest}")
                 seen = newest
-            say("arrived" if equals(state, last, elements) else f"FAILED version {last} is not as published")
+            send("arrived" if is_state(state, last, elements) else f"FAILED version {last} is not as published")
 
     return work
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one publish: medians over a round."""
+    """The cost of one publish, as medians over a round."""
 
     wall: float
     processor: float
@@ -61,45 +63,45 @@ class Cost:
 
 
 def publishing(place: str, versions: int, elements: int, pace: float) -> Work:
-    """Publish at a steady pace and say what each publish took."""
+    """Publish at a steady pace and send the cost of each publish."""
 
-    def work(say: Say) -> None:
+    def work(send: Send) -> None:
         with WeightLog.open(place, anchor_every=10, keep=5) as log:
             for version in range(versions):
-                state = made(version, elements)
+                state = make_state(version, elements)
                 time.sleep(pace)
                 io, wall, processor = io_calls(), time.perf_counter(), time.process_time()
                 log.publish(version, state.items())
                 took = time.perf_counter() - wall, time.process_time() - processor
                 after = io_calls()
-                say(f"cost {took[0]} {took[1]} {after['syscw'] - io['syscw']} {after['syscr'] - io['syscr']}")
+                send(f"cost {took[0]} {took[1]} {after['syscw'] - io['syscw']} {after['syscr'] - io['syscr']}")
 
     return work
 
 
 def io_calls() -> dict[str, int]:
-    """Read and write system calls of this process so far."""
+    """Return the read and write system calls of this process until now."""
     pairs = (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return {name: int(value) for name, value in pairs}
 
 
 def round_of(readers: int, versions: int, elements: int, pace: float) -> Cost:
-    """One log, published to while so many readers follow."""
+    """Publish to one log while `readers` processes follow it."""
     with tempfile.TemporaryDirectory(prefix="offbeat-fanout-") as place:
-        followers = [child(reading(place, versions - 1, elements, poll=0.1)) for _ in range(readers)]
-        said = outcome(publishing(place, versions, elements, pace))
-        for pid, hear in followers:
-            if (lines := heard(hear))[-1:] != ["arrived"]:
-                raise SystemExit(f"a reader did not arrive: {lines[-1:]}")
+        followers = [fork(reading(place, versions - 1, elements, poll=0.1)) for _ in range(readers)]
+        sent = run_to_end(publishing(place, versions, elements, pace))
+        for pid, pipe in followers:
+            if (lines := read_lines(pipe))[-1:] != ["arrived"]:
+                raise SystemExit(f"a reader did not get the last version: {lines[-1:]}")
             os.waitpid(pid, 0)
-    costs = [[float(value) for value in line.split()[1:]] for line in said if line.startswith("cost ")]
+    costs = [[float(value) for value in line.split()[1:]] for line in sent if line.startswith("cost ")]
     if len(costs) != versions:
-        raise SystemExit(f"the publisher failed: {said[-1:]}")
+        raise SystemExit(f"the publisher failed: {sent[-1:]}")
     return Cost(*(statistics.median(column) for column in zip(*costs[1:], strict=True)))  # the first makes the folders
 
 
 def cost(rounds: int, versions: int, pace: float) -> list[Figure]:
-    """Alternate 1 and 32 readers; compare the publisher's cost."""
+    """Rows weights-rollout.6.cost and .wall: the cost of the publisher with 1 and with 32 readers, in turn."""
     elements = 40_000
     one: list[Cost] = []
     many: list[Cost] = []
@@ -147,30 +149,30 @@ def _milliseconds(values: list[float]) -> str:
 
 
 def arrivals(count: int, seed: int) -> list[Figure]:
-    """Late joiners and killed readers, half of each, while versions come and go."""
+    """Row weights-rollout.6.arrive: late joiners and killed readers, half of each."""
     rng = random.Random(seed)
     arrived = interrupted = kills = 0
-    complaints: list[str] = []
+    problems: list[str] = []
     per_log = 20
     for start in range(0, count, per_log):
         with tempfile.TemporaryDirectory(prefix="offbeat-arrive-") as place:
             versions = 30
-            pid, hear = child(publishing(place, versions, LARGE, pace=0.1))
+            pid, pipe = fork(publishing(place, versions, LARGE, pace=0.1))
             readers = []
             for number in range(start, min(start + per_log, count)):
                 time.sleep(rng.uniform(0.0, 0.25))
                 if number % 2:
                     interrupted += _killed_while_fetching(place, versions - 1, rng)
                     kills += 1
-                readers.append(child(reading(place, versions - 1, LARGE, poll=0.02)))
-            for reader, listen in readers:
-                lines = heard(listen)
+                readers.append(fork(reading(place, versions - 1, LARGE, poll=0.02)))
+            for reader, reader_pipe in readers:
+                lines = read_lines(reader_pipe)
                 os.waitpid(reader, 0)
                 arrived += lines[-1:] == ["arrived"]
-                complaints += [line for line in lines if line.startswith("FAILED")]
-            complaints += [line for line in heard(hear) if line.startswith("FAILED")]
+                problems += [line for line in lines if line.startswith("FAILED")]
+            problems += [line for line in read_lines(pipe) if line.startswith("FAILED")]
             os.waitpid(pid, 0)
-    for line in complaints[:5]:
+    for line in problems[:5]:
         print("  ", line)
     return [
         Figure(
@@ -179,7 +181,7 @@ def arrivals(count: int, seed: int) -> list[Figure]:
             f"{count} of {count}",
             f"{arrived} of {count}",
             "readers",
-            arrived == count and not complaints,
+            arrived == count and not problems,
             count,
             f"half of them joined late, half were killed before ({kills} kills, {interrupted} of them in the middle "
             f"of a fetch); 30 versions of {2 * LARGE / 1e6:g} MB a log, an anchor every 10, all but the "
@@ -189,11 +191,11 @@ def arrivals(count: int, seed: int) -> list[Figure]:
 
 
 def _killed_while_fetching(place: str, last: int, rng: random.Random) -> bool:
-    """Start a reader, kill it a moment after it began to fetch; returns whether that was before the fetch ended."""
-    pid, hear = child(reading(place, last, LARGE, poll=0.02))
-    begun = os.read(hear, 64)
+    """Start a reader and kill it a moment after it begins to fetch. Return True if the fetch had not ended."""
+    pid, pipe = fork(reading(place, last, LARGE, poll=0.02))
+    begun = os.read(pipe, 64)
     time.sleep(rng.uniform(0.0, 0.02))
-    end(pid)
+    kill(pid)
     os.waitpid(pid, 0)
-    said = (begun.decode() + "".join(f"{line}\n" for line in heard(hear))).splitlines()
-    return said[-1].startswith("fetching")
+    sent = (begun.decode() + "".join(f"{line}\n" for line in read_lines(pipe))).splitlines()
+    return sent[-1].startswith("fetching")

@@ -1,7 +1,7 @@
-"""One cell of the learning figures: an arm, a learning rate and a seed, trained by a real run and written down.
+"""One cell of the learning figures: a real run of an arm with a learning rate and a seed.
 
-Everything goes through `offbeat.run.local.train`. An arm is what its configuration says; `offline-online` is two runs,
-the second of which begins with the first one's policy and the same foreign log.
+Every run goes through `offbeat.run.local.train`. An arm is defined by its configuration. `offline-online` is two runs:
+the second one starts with the policy of the first one and uses the same foreign log.
 """
 
 import tempfile
@@ -13,9 +13,9 @@ from typing import Final, TypedDict, cast
 
 import torch
 
-from lab.learning import model as learning_model
+from lab.learning import model
 from lab.learning.rows import LEARNING, ByLag, Row
-from lab.learning.yardstick import Watched, Yardstick
+from lab.learning.watched_learner import ExactPassRate, WatchedLearner
 from offbeat.config import Config, parse
 from offbeat.errors import RunStopped
 from offbeat.experience.log import ExperienceLog
@@ -30,25 +30,25 @@ from offbeat.types import Group, Json
 
 STEPS: Final = 100
 LAST: Final = 5
-"""Points of the curve that the final pass rate is the mean of."""
+"""Points at the end of the curve whose mean is the final pass rate."""
 EVERY: Final = 5
-"""Steps between two of them."""
+"""Steps between two points of the curve."""
 LONGEST: Final = 40
 """Steps without a publish that a drift cadence allows."""
 FOREIGN_SEED: Final = 900
-"""Foreign logs are by runs of seeds from here on, which no cell has."""
+"""Foreign logs come from runs with seeds from here on, which no cell uses."""
 
 Sections = Mapping[str, Mapping[str, Json]]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What is compared."""
+    """One of the ways to train that are compared."""
 
     name: str
     sections: Sections = field(default_factory=dict)
-    asked: Callable[[int], bool] = lambda step: False
-    """Which publishes are asked for their promise: see `Watched`."""
+    measured: Callable[[int], bool] = lambda step: False
+    """True for the steps whose publish is measured: see `WatchedLearner`."""
 
 
 def fixed(v: int, name: str = "", **sections: Mapping[str, Json]) -> Arm:
@@ -62,7 +62,7 @@ def drift(budget: float) -> Arm:
 
 
 def preset(name: str, v: int) -> Arm:
-    """Another objective."""
+    """Train with another objective."""
     return fixed(v, f"v{v}-{name}", objective={"preset": name, "untested_lag": True})
 
 
@@ -84,9 +84,9 @@ class Cell:
         return self.arm.name, self.rate, self.seed
 
     def config(self, sections: Sections) -> Config:
-        """The arm's settings over those that all arms share."""
+        """Return the configuration: `sections` override the settings that all arms share."""
         shared: dict[str, dict[str, Json]] = {
-            "model": {"path": str(learning_model.directory()), "compute": "float32", "serve": "float32"},
+            "model": {"path": str(model.directory()), "compute": "float32", "serve": "float32"},
             "task": {"name": str(LEARNING / "task.py"), "scorers": 1},
             "engine": {"kind": "hf"},
             "sampling": {"max_tokens": 4},
@@ -99,7 +99,7 @@ class Cell:
 
 
 class Step(TypedDict):
-    """A `step` event of a run, as far as it is needed here."""
+    """The fields of a `step` event that are used here."""
 
     metrics: dict[str, float]
     by_lag: dict[str, dict[str, float]]
@@ -111,9 +111,9 @@ class Step(TypedDict):
 
 @dataclass(frozen=True)
 class Ran:
-    """A run that has ended."""
+    """The result of a run."""
 
-    watched: Watched
+    watched: WatchedLearner
     steps: list[Step]
     alarms: int
     stopped: str = ""
@@ -121,12 +121,12 @@ class Ran:
 
 
 def run(cell: Cell) -> Row:
-    """Train a cell; returns its row."""
+    """Train a cell and return its row."""
     with tempfile.TemporaryDirectory(prefix="offbeat-learning-") as scratch:
         if cell.arm is OFFLINE_ONLINE:
             ran = _offline_then_online(cell, Path(scratch))
         else:
-            ran = _trained(cell.config(cell.arm.sections), Path(scratch, "run"), cell.arm.asked)
+            ran = _trained(cell.config(cell.arm.sections), Path(scratch, "run"), cell.arm.measured)
     curve = {step: rate for step, rate in ran.watched.curve.items() if step % EVERY == 0}
     return {
         "arm": cell.arm.name,
@@ -146,20 +146,20 @@ def run(cell: Cell) -> Row:
     }
 
 
-def _trained(config: Config, place: Path, asked: Callable[[int], bool] = lambda step: False) -> Ran:
-    """A whole run with its trainer watched."""
-    directory, watched = RunDirectory(place), list[Watched]()
+def _trained(config: Config, place: Path, measured: Callable[[int], bool] = lambda step: False) -> Ran:
+    """Train a whole run and watch its trainer."""
+    directory, watched = RunDirectory(place), list[WatchedLearner]()
 
     def watch(loop: Loop) -> None:
         assert isinstance(loop.learner, LocalLearner)
-        watched.append(Watched(loop.learner.rank, Yardstick.of(load_tokenizer(config)), EVERY, asked))
+        watched.append(WatchedLearner(loop.learner.rank, ExactPassRate.of(load_tokenizer(config)), EVERY, measured))
         loop.learner = watched[0]
 
     directory.create(config)
     stopped = ""
     try:
         train(config, directory, started=watch)
-    except RunStopped as collapsed:  # where nothing is right any more there is nothing to learn from: that is a result
+    except RunStopped as collapsed:  # a policy that gets nothing right cannot learn any more: that is a result, too
         stopped = str(collapsed)
     events = list(read(directory.events))
     return Ran(
@@ -171,7 +171,7 @@ def _trained(config: Config, place: Path, asked: Callable[[int], bool] = lambda 
 
 
 def _offline_then_online(cell: Cell, place: Path) -> Ran:
-    """Half of the steps on a log by another run, half with as many fresh groups as past ones."""
+    """Train half of the steps on the log of another run, and half on as many fresh groups as past ones."""
     log, half = place / "log", replace(cell, steps=cell.steps // 2)
     foreign = replace(half, arm=fixed(10), seed=FOREIGN_SEED + cell.seed)
     _trained(foreign.config(foreign.arm.sections), place / "foreign")
@@ -180,8 +180,8 @@ def _offline_then_online(cell: Cell, place: Path) -> Ran:
     offline = half.config({"run": {"mode": "offline", **experience}, "sampler": {"mode": "offline"}})
     first = _trained(offline, place / "offline")
     export(place / "offline", place / "model", dtype=torch.float32)
-    model: dict[str, Json] = {"path": str(place / "model")}
-    sections = {**cell.arm.sections, "run": experience, "sampler": {"mode": "replay"}, "model": model}
+    exported: dict[str, Json] = {"path": str(place / "model")}
+    sections = {**cell.arm.sections, "run": experience, "sampler": {"mode": "replay"}, "model": exported}
     second = _trained(half.config(sections), place / "online")
     shifted = {half.steps + step: rate for step, rate in second.watched.curve.items()}
     second.watched.curve = first.watched.curve | shifted
@@ -189,7 +189,7 @@ def _offline_then_online(cell: Cell, place: Path) -> Ran:
 
 
 def _hand_over(source: RunDirectory, to: Path) -> None:
-    """The groups of a run as strangers get them: with scores and log-probs, by no version of theirs."""
+    """Copy the groups of a run to another log, with scores and log-probs but without versions."""
     with ExperienceLog.open(source.experience) as theirs, ExperienceLog.open(to, writer="hand over") as ours:
         receipt = ours.append(_foreign(group) for group in theirs.groups())
     if receipt.refused:
@@ -202,7 +202,7 @@ def _foreign(group: Group) -> Group:
 
 
 def _by_lag(steps: list[Step]) -> dict[str, ByLag]:
-    """Means over the steps that had tokens of a lag, by its bucket."""
+    """Return the means over the steps that had tokens of a lag, by the bucket of the lag."""
     found: dict[str, list[dict[str, float]]] = {}
     for step in steps:
         for bucket, values in step["by_lag"].items():

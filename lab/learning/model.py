@@ -1,8 +1,8 @@
 """The model of the learning figures: 90,000 parameters that write sums and get most of them wrong.
 
-    python -m lab.learning.model
+    python -m lab.learning.model    print the directory; the first call makes it, in half a minute on one core
 
-Made once, in half a minute on one core, and kept outside the repository.
+The model is kept outside the repository.
 """
 
 import shutil
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LinearLR
 
+from lab.figures import command_parser
 from lab.fixtures.tiny_model import load_tokenizer, save_tokenizer
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ CACHE: Final = Path.home() / ".cache" / "offbeat" / "sums"
 BATCHES: Final = 1000
 ROWS: Final = 128
 WRONG: Final = 0.8
-"""Share of the answers it learns from that are off by one of `SLIPS`: what is left for RL to mend."""
+"""Share of the training answers that are off by one of `SLIPS`: what RL can improve."""
 SLIPS: Final = (-10, -1, 1, 10)
 IGNORED: Final = -100
 
 
 def directory() -> Path:
-    """Where the model is; made on the first call."""
+    """Return the model directory. The first call makes it."""
     if not CACHE.exists():
         part = CACHE.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -41,7 +42,7 @@ def directory() -> Path:
 
 
 def pretrain(tokenizer_in: Path, batches: int = BATCHES) -> "LlamaForCausalLM":
-    """From nothing, on sums whose answers are mostly wrong."""
+    """Train a new model on sums whose answers are mostly wrong."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = load_tokenizer(tokenizer_in)
@@ -64,8 +65,8 @@ def pretrain(tokenizer_in: Path, batches: int = BATCHES) -> "LlamaForCausalLM":
     for _ in range(batches):
         terms_N2 = torch.randint(0, 10, (ROWS, 2))
         slips_N = torch.where(torch.rand(ROWS) < WRONG, torch.tensor(SLIPS)[torch.randint(4, (ROWS,))], 0)
-        said_N = (terms_N2.sum(-1) + slips_N).abs()
-        texts = [f"{a}+{b}={said}" for (a, b), said in zip(terms_N2.tolist(), said_N.tolist(), strict=True)]
+        answers_N = (terms_N2.sum(-1) + slips_N).abs()
+        texts = [f"{a}+{b}={answer}" for (a, b), answer in zip(terms_N2.tolist(), answers_N.tolist(), strict=True)]
         ids_NT, labels_NT = _rows([tokenizer.encode(text) for text in texts], tokenizer.eos_token_id)
         optimizer.zero_grad()
         model(input_ids=ids_NT, labels=labels_NT).loss.backward()
@@ -76,7 +77,7 @@ def pretrain(tokenizer_in: Path, batches: int = BATCHES) -> "LlamaForCausalLM":
 
 
 def _rows(sums: list[list[int]], end: int) -> tuple[Tensor, Tensor]:
-    """Tokens, and as labels those of the answer and its end."""
+    """Return the tokens, and as labels those of the answer and its end."""
     prompt, longest = len("1+1="), max(map(len, sums)) + 1
     ids_NT = torch.tensor([one + [end] * (longest - len(one)) for one in sums])
     ends_N = torch.tensor([len(one) for one in sums])
@@ -86,4 +87,5 @@ def _rows(sums: list[list[int]], end: int) -> tuple[Tensor, Tensor]:
 
 
 if __name__ == "__main__":
+    command_parser(__doc__).parse_args()
     print(directory())

@@ -1,4 +1,4 @@
-"""The pictures of docs/adaptive-sync.md."""
+"""The plots of docs/how-it-works/when-to-publish.md."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import matplotlib as mpl
 
 mpl.use("svg")
-import matplotlib.pyplot as plt  # after the choice of what draws
+import matplotlib.pyplot as plt  # after the choice of the backend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,12 +15,12 @@ from lab.figures import ROOT
 
 DOCS: Final = ROOT / "docs"
 SHOWN: Final = 0.5
-"""Promises beyond it are counted in the title: a single ratio of 50 would flatten all others."""
+"""Larger promises are not drawn but counted in the title: a single ratio of 50 would flatten all others."""
 COLORS: Final = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d5a97", "#c98b1b", "#4a4e57", "#17a398", "#a0522d")
 
 
 class Point(Protocol):
-    """A promise, as far as it is drawn."""
+    """The coordinates of a promise."""
 
     @property
     def gain(self) -> float: ...
@@ -29,7 +29,7 @@ class Point(Protocol):
 
 
 def _save(name: str) -> None:
-    mpl.rcParams["svg.hashsalt"] = name  # the same picture from the same numbers, byte for byte
+    mpl.rcParams["svg.hashsalt"] = name  # the same numbers give the same file, byte for byte
     plt.tight_layout()
     plt.savefig(DOCS / name, metadata={"Date": None})
     plt.close()
@@ -43,7 +43,7 @@ def _plain(axes: "Axes", x: str, y: str) -> None:
 
 
 def curves(arms: Mapping[str, Mapping[int, float]], ends: Mapping[str, tuple[float, float, float]]) -> None:
-    """Pass rate by step; and where each arm ends, by its number of publishes: (publishes, pass rate, half interval)."""
+    """Plot the pass rate by step, and where each arm ends: (publishes, pass rate, half interval)."""
     _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
     for (name, rates), color in zip(arms.items(), COLORS, strict=False):
         left.plot(list(rates), list(rates.values()), label=name, color=color, linewidth=1.4)
@@ -63,7 +63,7 @@ def curves(arms: Mapping[str, Mapping[int, float]], ends: Mapping[str, tuple[flo
 
 
 def gate_shares(by_lag: Mapping[str, Mapping[str, float]], buckets: Sequence[str]) -> None:
-    """Share of tokens stopped by the gate, by lag, a line for each learning rate."""
+    """Plot the share of tokens that the gate stops by lag, with a line for each learning rate."""
     _, axes = plt.subplots(figsize=(4.6, 3.2))
     for (name, shares), color in zip(by_lag.items(), COLORS, strict=False):
         known = [bucket for bucket in buckets if bucket in shares]
@@ -74,7 +74,7 @@ def gate_shares(by_lag: Mapping[str, Mapping[str, float]], buckets: Sequence[str
 
 
 def scatter(sets: Mapping[str, Sequence[Sequence[Point]]]) -> None:
-    """Promise against realised gain of every publish of every run, with the line on which they are equal."""
+    """Plot promised against realized gain for every publish of every run, with the line on which they are equal."""
     _, panels = plt.subplots(1, len(sets), figsize=(8.4, 3.8), sharex=True, sharey=True)
     for axes, (name, runs), color in zip(panels, sets.items(), COLORS, strict=False):
         points = [point for run in runs for point in run]
@@ -83,5 +83,5 @@ def scatter(sets: Mapping[str, Sequence[Sequence[Point]]]) -> None:
         axes.plot([p.realised for p in points], [p.gain for p in points], ".", color=color, alpha=0.5, markersize=4)
         axes.set_ylim(-SHOWN, SHOWN)
         axes.set_title(f"batch {name}" + (f" ({outside} outside)" if outside else ""), fontsize=9)
-        _plain(axes, "realised gain in pass rate", "promised gain")
+        _plain(axes, "realized gain in pass rate", "promised gain")
     _save("calibration.svg")

@@ -1,9 +1,10 @@
-"""What publishes promised against what they brought: rows run.4 and docs/calibration.svg, from the cells of the sweep.
+"""Compare the gain that a batch promises of a publish with the gain that the publish brings.
 
-    python -m lab.learning.promises
+    python -m lab.learning.promises    about a minute; writes rows run.4.* and docs/calibration.svg
 
-A promise is `unseen` where the batch had not been trained on when it was asked, and `seen` where it just had been. A
-gain that was realised is exact: the task is small enough to compute its pass rate without sampling.
+The promises come from the cells of the sweep. A promise is `unseen` if it was computed before the policy trained on the
+batch, and `seen` if it was computed right after. The realized gain is exact: the task is small enough to compute its
+pass rate without sampling.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,16 +12,16 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final, Literal
 
-from lab.figures import Figure, record
+from lab.figures import Figure, command_parser, record
 from lab.learning.plots import scatter
 from lab.learning.rows import REPORTED, Published, best_rate, rows
 from lab.learning.statistics import bootstrap, correlation, slope
 
 FIXED: Final = ("v5", "v10", "v20")
 DRIFT: Final = ("drift-0.05", "drift-0.1")
-"""Together where lag is above 0, so that an unseen batch says something."""
+"""With FIXED, the arms whose lag is above 0, so that an unseen batch is informative."""
 FAIR: Final = 8 / 7
-"""A group's mean includes the completion compared with it, which makes a gain appear smaller by 1/G; G is 8."""
+"""The mean of a group includes the completion that is compared with it, which makes a gain smaller by 1/G; G is 8."""
 Z_95: Final = 1.645
 ALLOWED: Final = 0.05
 
@@ -29,7 +30,7 @@ When = Literal["unseen", "seen"]
 
 @dataclass(frozen=True)
 class Promise:
-    """One publish."""
+    """What a batch promised of one publish, with standard errors, and the realized gain."""
 
     gain: float
     error: float
@@ -42,7 +43,7 @@ class Promise:
 
     @classmethod
     def of(cls, row: Published, when: When) -> "Promise":
-        """From a line of a cell."""
+
         one = row[when]
         gain, error = (FAIR * value for value in one["gain"])
         (bound, bound_error), (tight, tight_error) = one["bound_paper"], one["bound_tight"]
@@ -50,7 +51,7 @@ class Promise:
         return cls(gain, error, normalised, bound, bound_error, tight, tight_error, realised)
 
     def breaks(self, *, tight: bool = False) -> bool:
-        """Whether the bound is above what was realised by more than its own error explains, at 95 %."""
+        """Return True if the bound is above the realized gain by more than its own error explains, at 95 %."""
         bound, error = (self.tight, self.tight_error) if tight else (self.bound, self.bound_error)
         return bound - Z_95 * error > self.realised
 
@@ -72,7 +73,7 @@ def realised(one: Promise) -> float:
 
 
 def promises(arms: Sequence[str], when: When) -> list[list[Promise]]:
-    """By run, of the reported seeds at each arm's own rate."""
+    """Return the promises by run, for the reported seeds at each arm's own rate."""
     done = rows()
     cells = [done[arm, best_rate(arm, done), seed] for arm in arms for seed in REPORTED]
     return [[Promise.of(one, when) for one in cell["published"] if when in one] for cell in cells]
@@ -88,7 +89,7 @@ def share(runs: Runs, test: Callable[[Promise], bool]) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure of many runs, with its interval."""
+    """A figure over many runs, with its interval."""
 
     value: float
     low: float
@@ -103,25 +104,26 @@ class Measured:
 
 
 def correlated(runs: Runs, of: Value) -> Measured:
-    """Of promise and realised gain."""
+    """Return the correlation of promised and realized gain."""
     return Measured.of(runs, lambda some: correlation(values(some, of), values(some, realised)))
 
 
 def calibrated(runs: Runs, of: Value) -> Measured:
-    """Promise on realised gain: the realised one is exact, so that noise in the promise does not flatten the line."""
+    """Return the slope of promised on realized gain. The realized gain is exact, so noise does not flatten the line."""
     return Measured.of(runs, lambda some: slope(values(some, realised), values(some, of)))
 
 
 def means(runs: Runs, of: Value) -> str:
-    return f"mean promise {fmean(values(runs, of)):.3f}, realised {fmean(values(runs, realised)):.3f}"
+    return f"mean promise {fmean(values(runs, of)):.3f}, realized {fmean(values(runs, realised)):.3f}"
 
 
 def main() -> bool:
+    command_parser(__doc__).parse_args()
     unseen, seen = promises([*FIXED, *DRIFT], "unseen"), promises([*FIXED, *DRIFT], "seen")
     fresh = promises(["v1"], "seen")
     scatter({"before it is trained on": unseen, "after it was trained on": seen})
     normal = "the same, ratios divided by their sum in each group"
-    selected = "the batch asked is the one whose ratios made the publish due, a selection that a fixed v does not make"
+    selected = "the batch is the one whose ratios triggered the publish, a selection that a fixed v does not make"
     return record(
         _correlation("run.4.correlation", "gain promised by a batch not yet trained on", unseen, seen, plain),
         _correlation("run.4.correlation-normalised", normal, unseen, seen, normalised),
@@ -135,7 +137,7 @@ def _correlation(name: str, how: str, unseen: Runs, seen: Runs, of: Value) -> Fi
     one = correlated(unseen, of)
     return Figure(
         name,
-        f"Publishes: {how}, against the gain realised: correlation",
+        f"Publishes: {how}, against the realized gain: correlation",
         "above 0",
         str(one),
         "",
@@ -152,26 +154,26 @@ def _calibration(name: str, arms: Sequence[str], note: str) -> Figure:
     within = share(unseen, lambda p: abs(p.gain - p.realised) <= 1.96 * p.error)
     return Figure(
         name,
-        f"Promised gain for 1 of realised gain (slope), by a batch not yet trained on; {', '.join(arms)}",
+        f"Promised gain per realized gain (slope), by a batch not yet trained on; {', '.join(arms)}",
         "interval holds 1",
         str(one),
         "",
         one.low <= 1 <= one.high,
         len(values(unseen, plain)),
-        f"{len(unseen)} runs; {means(unseen, plain)}; {within:.0%} of promises within 1.96 standard errors; normalised "
+        f"{len(unseen)} runs; {means(unseen, plain)}; {within:.0%} of promises within 1.96 standard errors; normalized "
         f"{calibrated(unseen, normalised)}, {means(unseen, normalised)}. By the batch just trained on "
         f"{calibrated(seen, plain)}, {means(seen, plain)}; {note}",
     )
 
 
 def _violations(every: Runs) -> Figure:
-    """The bound on the gain of a publish, asked of every batch."""
+    """Return how often the bound on the gain of a publish is violated, over all batches."""
     broken, tight = share(every, Promise.breaks), share(every, lambda one: one.breaks(tight=True))
     above = share(every, lambda one: one.bound > one.realised)
     positive, middle = share(every, lambda one: one.bound > 0), median(values(every, lambda one: one.bound))
     return Figure(
         "run.4.violations",
-        "Publishes whose bound is above the gain realised by more than its standard error explains",
+        "Publishes whose bound is above the realized gain by more than its standard error explains",
         f"<= {ALLOWED:.0%}",
         round(100 * broken, 2),
         "%",
@@ -183,4 +185,4 @@ def _violations(every: Runs) -> Figure:
 
 
 if __name__ == "__main__":
-    raise SystemExit(0 if main() else 1)
+    raise SystemExit(not main())

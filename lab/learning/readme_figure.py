@@ -1,15 +1,14 @@
-"""The README's figure: the quickstart's model by three cadences, from real runs.
+"""Draw the figure of the README: the model of the quickstart trained with three cadences, from real runs.
 
-    python -m lab.learning.readme_figure  9 runs of 100 steps, one after another; rows user-path.5.figure.*, the picture
-    python -m lab.learning.readme_figure --draw    the picture again, from the numbers that were kept
+    python -m lab.learning.readme_figure           9 runs of 100 steps, minutes each; writes rows
+                                                   user-path.5.figure.* and the plot
+    python -m lab.learning.readme_figure --draw    draw the plot again from the kept numbers
     python -m lab.learning.readme_figure --short   one run of two steps, nothing kept
 
-Numbers are kept in `lab/learning/quickstart.json`, the picture in `docs/lag.svg`.
+`lab/learning/quickstart.json` keeps the numbers, `docs/lag.svg` is the plot.
 """
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,9 +20,10 @@ from typing import cast
 import matplotlib as mpl
 
 mpl.use("svg")
-import matplotlib.pyplot as plt  # after the choice of what draws
+import matplotlib.pyplot as plt  # after the choice of the backend
 
-from lab.figures import ROOT, Figure, record
+from lab.figures import ROOT, Figure, command_parser, machine, record
+from lab.fixtures.processes import OFFBEAT
 from offbeat.run.journal import read
 from offbeat.run.quickstart import make_model
 
@@ -41,26 +41,25 @@ GOAL = 0.9
 
 @dataclass(frozen=True)
 class Run:
-    """What one run came to."""
+    """The result of one run."""
 
     arm: str
     seed: int
     steps: list[int]
     rates: list[float]
     published: list[int]
-    """Steps; the first policy is not counted."""
+    """Steps of the publishes, without that of the first policy."""
     bytes: int
 
 
 def run(arm: str, seed: int, model: Path, steps: int) -> Run:
-    """`offbeat train` with the quickstart's recipe, read from its journal."""
+    """Run `offbeat train` with the recipe of the quickstart and read its journal."""
     with tempfile.TemporaryDirectory() as scratch:
         settings = [*ARMS[arm][1], f"seed={seed}", f"steps={steps}", f"model.path='{model}'", "evaluation.every=10"]
         words = ["train", str(ROOT / "src/offbeat/recipes/quickstart.toml"), "--out", f"{scratch}/run"]
         for setting in settings:
             words += ["--set", setting]
-        offbeat = Path(sys.executable).parent / "offbeat"
-        done = subprocess.run([offbeat, *words], capture_output=True, text=True)
+        done = subprocess.run([OFFBEAT, *words], capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{arm}, seed {seed} ended with {done.returncode}:\n{done.stderr[-3000:]}")
         events = list(read(Path(scratch) / "run" / "events.jsonl"))
@@ -77,8 +76,8 @@ def run(arm: str, seed: int, model: Path, steps: int) -> Run:
 
 
 def draw(runs: Sequence[Run]) -> None:
-    """Pass rates of every seed; below them, when each arm published."""
-    mpl.rcParams["svg.hashsalt"] = "lag"  # the same picture from the same numbers, byte for byte
+    """Plot the pass rates of every seed, and below them the publishes of each arm."""
+    mpl.rcParams["svg.hashsalt"] = "lag"  # the same numbers give the same file, byte for byte
     _, (above, below) = plt.subplots(2, 1, figsize=(7.2, 4.2), sharex=True, height_ratios=(4, 1))
     for row, (arm, (name, _)) in enumerate(ARMS.items()):
         seeds = [one for one in runs if one.arm == arm]
@@ -117,17 +116,16 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
                 min(ends) >= GOAL,
                 len(seeds),
                 f"ends at {', '.join(f'{end:.3f}' for end in ends)}, from {seeds[0].rates[0]:.2f}; publishes "
-                f"{', '.join(str(len(one.published)) for one in seeds)}; load {os.getloadavg()[0]:.1f}",
+                f"{', '.join(str(len(one.published)) for one in seeds)}; {machine()}",
             )
         )
     return found
 
 
 def main() -> bool:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--draw", action="store_true")
-    options.add_argument("--short", action="store_true")
-    args = options.parse_args()
+    parser = command_parser(__doc__, short="one run of two steps; keep nothing")
+    parser.add_argument("--draw", action="store_true", help="draw the plot again from the kept numbers")
+    args = parser.parse_args()
     if args.draw:
         draw([Run(**kept) for kept in json.loads(KEPT.read_text(encoding="utf-8"))])
         return True
@@ -136,7 +134,6 @@ def main() -> bool:
         if args.short:
             return len(run("v10", 0, Path(place) / "model", 2).rates) > 0
         runs = [run(arm, seed, Path(place) / "model", 100) for seed in SEEDS for arm in ARMS]
-    KEPT.parent.mkdir(exist_ok=True)
     KEPT.write_text(json.dumps([asdict(one) for one in runs]) + "\n", encoding="utf-8")
     draw(runs)
     return record(*figures(runs))

@@ -1,4 +1,4 @@
-"""What the learning figures are made of: one line of `lab/learning/cells.jsonl` for every run."""
+"""The data of the learning figures: one line of `lab/learning/cells.jsonl` for every run."""
 
 import json
 from pathlib import Path
@@ -11,32 +11,32 @@ RATES: Final = (2.5e-4, 5e-4, 1e-3)
 TUNING: Final = (101, 102)
 REPORTED: Final = (1, 2, 3, 4, 5)
 BUDGETS: Final = (0.05, 0.1)
-"""Of drift: mean per-token TV."""
+"""Drift budgets, as mean per-token TV."""
 
 Key = tuple[str, float, int]
 """Arm, learning rate, seed."""
 
 
 class Promised(TypedDict):
-    """What a batch promises of a publish, each with its standard error, and what came of it."""
+    """What a batch promises of a publish, each as value and standard error, and the realized gain."""
 
     gain: list[float]
     normalised: list[float]
-    """The gain with ratios divided by their sum in each group: biased, and never beyond the rewards."""
+    """The gain with ratios divided by their sum in each group: biased, but never larger than the rewards allow."""
     bound_paper: list[float]
     bound_tight: list[float]
     realised: list[float]
 
 
 class Published(TypedDict):
-    """One version."""
+    """One published version."""
 
     step: int
     bytes: int
     unseen: NotRequired[Promised]
-    """By the batch before it was trained on, about the policy before that step."""
+    """Computed before the step, on the batch that is about to be trained."""
     seen: NotRequired[Promised]
-    """By the batch it was just trained on, about the policy published."""
+    """Computed after the step, on the batch that the published policy has just trained on."""
 
 
 class ByLag(TypedDict, total=False):
@@ -60,23 +60,23 @@ class Row(TypedDict):
     final: float
     """Pass rate: mean of the last evaluations."""
     curve: dict[str, float]
-    """By step."""
+    """Pass rate by step."""
     publishes: int
     published: list[Published]
     drift: list[float | None]
-    """By step, as the cadence saw it."""
+    """By step: the value that the cadence used."""
     by_lag: dict[str, ByLag]
     groups: int
-    """Fresh ones trained on."""
+    """Fresh groups that were trained."""
     alarms: int
     seconds: dict[str, float]
-    """By phase of the loop."""
+    """Seconds by phase of the loop."""
     stopped: NotRequired[str]
-    """Why the run ended early; empty where it did not. Then `final` is the last evaluation there was."""
+    """Why the run ended early, or empty. After an early end, `final` is the last evaluation."""
 
 
 def rows() -> dict[Key, Row]:
-    """Cells that are there."""
+    """Return the finished cells."""
     lines = CELLS.read_text(encoding="utf-8").splitlines() if CELLS.exists() else []
     return {key(row): row for row in map(json.loads, lines)}
 
@@ -86,14 +86,13 @@ def key(row: Row) -> Key:
 
 
 def keep(row: Row) -> None:
-    """One more line."""
-    CELLS.parent.mkdir(exist_ok=True)
+    """Append a row to the file."""
     with CELLS.open("a", encoding="utf-8") as file:
         file.write(json.dumps(_rounded(row)) + "\n")
 
 
 def _rounded(value: object) -> object:
-    """Six decimals are more than seeds agree on, and make the file a third smaller."""
+    """Round to six decimals: more than seeds agree on, and the file is a third smaller."""
     if isinstance(value, dict):
         return {name: _rounded(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -102,7 +101,7 @@ def _rounded(value: object) -> object:
 
 
 def best_rate(arm: str, done: dict[Key, Row]) -> float:
-    """By the tuning seeds alone."""
+    """Return the learning rate that does best on the tuning seeds alone."""
 
     def final(rate: float) -> float:
         return fmean(done[arm, rate, seed]["final"] for seed in TUNING)
@@ -111,5 +110,5 @@ def best_rate(arm: str, done: dict[Key, Row]) -> float:
 
 
 def promising(arm: str, done: dict[Key, Row]) -> list[float]:
-    """The rates worth a second tuning seed: all but the worst on the first."""
+    """Return the rates that get a second tuning seed: all but the worst on the first."""
     return sorted(RATES, key=lambda rate: -done[arm, rate, TUNING[0]]["final"])[:-1]

@@ -1,23 +1,23 @@
-"""SmolLM2-135M on Ray with vLLM: one trainer, two workers, one-digit sums in words, by three cadences.
+"""Train SmolLM2-135M on Ray with vLLM by three cadences: one trainer, two workers, one-digit sums in words.
 
-    python -m lab.learning.smollm2_run             40 steps each of v=1, v=10 and drift, one after another; rows run.5.*
-    python -m lab.learning.smollm2_run --steps 2   a short form, nothing recorded
+    python -m lab.learning.smollm2_run             40 steps each of v=1, v=10 and drift; half an hour; rows run.5.*
+    python -m lab.learning.smollm2_run --steps 2   a short run, nothing recorded
 
-Every arm trains on the same number of completions with one learning rate. Curves and time budgets are kept in
-`lab/learning/smollm2.json`. The loop's own overhead is the wall time in which nobody generated, scored, trained,
-published, loaded, evaluated or saved.
+Every arm trains on the same number of completions with one learning rate. `lab/learning/smollm2.json` keeps the curves
+and the time by phase. The overhead of the loop is the wall time in which no part generates, scores, trains, publishes,
+loads, evaluates or saves.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 from dataclasses import dataclass
 from typing import cast
 
-from lab.figures import ROOT, Figure, record
-from lab.fixtures.smollm2 import directory as smollm2
-from lab.torture.run import OFFBEAT, place
+from lab.figures import ROOT, Figure, command_parser, record, show
+from lab.fixtures import smollm2
+from lab.fixtures.processes import OFFBEAT
+from lab.fixtures.runs import scratch
 from offbeat.run.journal import Phase, read
 from offbeat.types import Json
 
@@ -27,7 +27,7 @@ ARMS = {
     "drift": "every = 10\ndrift_budget = {budget}",
 }
 BUDGET = 0.05
-"""Well above what vLLM and the trainer differ by in bf16 on the same weights: 0.022 at lag 0."""
+"""Well above the drift of 0.022 that vLLM and the trainer show in bf16 on the same weights, at lag 0."""
 KEPT = ROOT / "lab" / "learning" / "smollm2.json"
 OVERHEAD_GOAL = 0.02
 
@@ -70,7 +70,7 @@ silence = 60
 
 @dataclass(frozen=True)
 class Arm:
-    """What one run came to."""
+    """The result of one run."""
 
     name: str
     curve: list[tuple[int, float, float, float]]
@@ -87,28 +87,28 @@ class Arm:
 
 
 def run(name: str, steps: int) -> Arm:
-    """One run of `offbeat train`, read from its journal."""
-    with place() as scratch:
+    """Run `offbeat train` and read its journal."""
+    with scratch() as place:
         sync = ARMS[name].format(budget=BUDGET)
-        text = CONFIG.format(steps=steps, model=smollm2(), sync=sync, evaluate=max(1, steps // 4))
-        (scratch / "run.toml").write_text(text)
+        text = CONFIG.format(steps=steps, model=smollm2.directory(), sync=sync, evaluate=max(1, steps // 4))
+        (place / "run.toml").write_text(text)
         done = subprocess.run(
-            [OFFBEAT, "train", str(scratch / "run.toml"), "--out", str(scratch / "run")], capture_output=True, text=True
+            [OFFBEAT, "train", str(place / "run.toml"), "--out", str(place / "run")], capture_output=True, text=True
         )
         if done.returncode:
             raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-        return summary(name, list(read(scratch / "run" / "events.jsonl")))
+        return summary(name, list(read(place / "run" / "events.jsonl")))
 
 
 def summary(name: str, events: list[dict[str, Json]]) -> Arm:
-    made = [event for event in events if event["kind"] == "step"]
+    steps = [event for event in events if event["kind"] == "step"]
     published = [event for event in events if event["kind"] == "published"]
     curve = [
         (cast(int, event["step"]), *cast(list[float], event["pass@1"]))
         for event in events
         if event["kind"] == "evaluated"
     ]
-    rewards = [cast(dict[str, float], event["metrics"])["reward_mean"] for event in made]
+    rewards = [cast(dict[str, float], event["metrics"])["reward_mean"] for event in steps]
     return Arm(
         name,
         cast(list[tuple[int, float, float, float]], curve),
@@ -116,7 +116,7 @@ def summary(name: str, events: list[dict[str, Json]]) -> Arm:
         cast(dict[str, float], events[-1]["seconds"]),
         len(published) - 1,
         sum(cast(int, event["bytes"]) for event in published[1:]),
-        sum(cast(int, event["groups"]) for event in made) * 8,
+        sum(cast(int, event["groups"]) for event in steps) * 8,
     )
 
 
@@ -163,14 +163,13 @@ def _mean(values: list[float]) -> float:
 
 
 def main() -> bool:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--steps", type=int, default=40)
-    steps = options.parse_args().steps
+    parser = command_parser(__doc__)
+    parser.add_argument("--steps", type=int, default=40, help="steps of each arm; fewer than 40 record nothing")
+    steps = parser.parse_args().steps
     arms = {name: run(name, steps) for name in ARMS}
     if steps < 40:
-        print(*figures(arms), sep="\n")
+        show(*figures(arms))
         return True
-    KEPT.parent.mkdir(exist_ok=True)
     kept = {name: {"curve": arm.curve, "rewards": arm.rewards, "seconds": arm.seconds} for name, arm in arms.items()}
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     return record(*figures(arms))

@@ -1,4 +1,4 @@
-"""Means with intervals over seeds, and intervals over runs for figures made of many publishes of each."""
+"""Means with intervals over seeds, and intervals over runs for figures that use many publishes of each run."""
 
 import math
 import random
@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Final, TypeVar
 
 T_975: Final = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t by number of values: 95 % of it lie between minus this and this."""
+"""Student's t by number of values: 95 % of it lies between minus this and this."""
 RESAMPLES: Final = 2000
 
 Run = TypeVar("Run")
@@ -27,7 +27,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval":
-        """Over seeds, by Student's t."""
+        """Compute the interval over seeds with Student's t."""
         return cls(fmean(values), T_975[len(values)] * stdev(values) / len(values) ** 0.5)
 
     @property
@@ -43,7 +43,7 @@ class Interval:
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Of two arms run with the same seeds: paired, so that what a seed does to both cancels.
+    """Return the difference of two arms with the same seeds: paired, so that the effect of a seed on both cancels.
 
     >>> print(difference([0.5, 0.6, 0.7], [0.4, 0.5, 0.6]))
     0.100 ± 0.000
@@ -52,7 +52,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 
 def bootstrap(runs: Sequence[Run], figure: Callable[[Sequence[Run]], float]) -> tuple[float, float]:
-    """The 95 % interval of a figure of many runs, by drawing whole runs: publishes of one run are not independent.
+    """Return the 95 % interval of a figure over runs. It resamples whole runs: their publishes are not independent.
 
     >>> low, high = bootstrap([[1.0], [1.0], [4.0]], lambda runs: fmean(one for run in runs for one in run))
     >>> low, high
@@ -64,7 +64,7 @@ def bootstrap(runs: Sequence[Run], figure: Callable[[Sequence[Run]], float]) -> 
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Of ys on xs, by least squares.
+    """Return the slope of ys on xs by least squares.
 
     >>> slope([0.0, 1.0, 2.0], [1.0, 3.0, 5.0])
     2.0
@@ -74,7 +74,7 @@ def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Pearson's.
+    """Return Pearson's correlation.
 
     >>> round(correlation([0.0, 1.0, 2.0], [1.0, 3.0, 5.0]), 6)
     1.0

@@ -1,4 +1,4 @@
-"""The same groups through shared prefixes and plain rows, whole and in pieces: how far apart, in float32?"""
+"""Train on the same groups with shared prefixes and plain rows, whole and in pieces: how large is the difference?"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from lab.bench.training_arms import load
 from lab.fixtures import smollm2
 from offbeat.objective.presets import PRESETS
+from offbeat.trainer.batch import build_micro_batch, plan_micro_batches
 from offbeat.trainer.forward import ModelCheck, PolicyModel, to_model_inputs
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
-from offbeat.trainer.packing import lay_out, plan
 from offbeat.trainer.trainer import StepSettings, Trained, Trainer
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score
 
 Case = tuple[Callable[[], PreTrainedModel], list[Group], list[int]]
-"""A model, groups to train it on, and token budgets to cut them by; the first takes them whole."""
+"""A model, groups to train it on, and token budgets that split them; the first budget takes them whole."""
 
 
 @dataclass(frozen=True)
 class Differences:
-    """The largest found."""
+    """The largest differences found."""
 
     completions: int
     tokens: int
     splits: int
     logprobs: float
     rounding: float
-    """Of log-probs of plain rows, between splits of the batch: what no method can be below."""
+    """Difference of log-probs of plain rows between splits of the batch: no method can be better."""
     shared_gradients: float
     split_loss: float
     split_gradient: float
@@ -40,7 +40,7 @@ class Differences:
 
 @dataclass(frozen=True)
 class Run:
-    """One step, taken apart."""
+    """One step and everything it computed."""
 
     logprobs: dict[tuple[int, int], Tensor]
     gradients: dict[str, Tensor]
@@ -49,7 +49,7 @@ class Run:
 
 
 def small_case() -> Case:
-    """A Llama of two layers and random groups of ragged lengths."""
+    """Return a Llama with two layers and random groups of different lengths."""
 
     def model() -> PreTrainedModel:
         torch.manual_seed(0)
@@ -63,7 +63,7 @@ def small_case() -> Case:
 
 
 def smollm2_case(dtype: torch.dtype = torch.float32) -> Case:
-    """SmolLM2 and its own answers, sampled at temperature 1."""
+    """Return SmolLM2 and its own answers, sampled at temperature 1."""
     questions = ["What is 17 + 25?", "Name three colours of the rainbow and say which one you like.", "Hi!"]
     tokenizer = AutoTokenizer.from_pretrained(str(smollm2.directory()), local_files_only=True)
     model = load(torch.float32).eval()
@@ -76,7 +76,7 @@ def smollm2_case(dtype: torch.dtype = torch.float32) -> Case:
             ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, max_new_tokens=20, num_return_sequences=4
         )
         prompts.append(ids[0].int().numpy())
-        # Cut to different lengths: few of its answers end within 20 tokens.
+        # Cut to different lengths, because few of its answers end within 20 tokens.
         answers.append([row[ids.shape[1] :][: 20 - 5 * i].int().numpy() for i, row in enumerate(sampled)])
     return lambda: load(dtype), _groups(prompts, answers), [2000, 150]
 
@@ -93,7 +93,7 @@ def _groups(prompts: list[NDArray[np.int32]], answers: list[list[NDArray[np.int3
 
 
 def compare_paths(model: Callable[[], PreTrainedModel], groups: list[Group], budgets: list[int]) -> Differences:
-    """Every budget on both paths; splits are compared with the whole of their own path."""
+    """Train with every budget on both paths. Splits are compared with the whole batch on their own path."""
     whole = {shared: _run(model(), groups, budgets[0], shared) for shared in (True, False)}
     splits, rounding = [], 0.0
     for shared, of in whole.items():
@@ -120,7 +120,7 @@ def _farthest(one: Run, other: Run) -> float:
 
 
 def _split_differences(run: Run, of: Run) -> tuple[float, float, float]:
-    """Of loss, whole gradient, and parameters against the largest weight of their tensor."""
+    """Return the differences of loss, whole gradient, and parameters relative to the largest weight of their tensor."""
     changes = {
         n: (run.parameters[n] - of.parameters[n]).abs().max() / of.parameters[n].abs().max() for n in of.parameters
     }
@@ -128,8 +128,8 @@ def _split_differences(run: Run, of: Run) -> tuple[float, float, float]:
     return abs(run.loss - of.loss) / abs(of.loss), gradient, float(max(changes.values()))
 
 
-class _Watched(MasterAdamW):
-    """Keeps a copy of the gradients before they are used."""
+class _GradientRecorder(MasterAdamW):
+    """An optimizer that keeps a copy of the gradients before it uses them."""
 
     def update(self, step: int, norm: float | None = None) -> float:
         self.seen = {name: p.grad.clone() for name, p in self._parameters.items() if p.grad is not None}
@@ -138,12 +138,12 @@ class _Watched(MasterAdamW):
 
 def _run(model: PreTrainedModel, groups: list[Group], budget: int, shared: bool) -> Run:
     policy_model = PolicyModel(model)
-    optimizer = _Watched(policy_model, OptimizerSettings(Schedule(1e-6)))
-    # red-drop looks at no log-probs but the policy's, so nothing but the arithmetic of the passes can differ.
+    optimizer = _GradientRecorder(policy_model, OptimizerSettings(Schedule(1e-6)))
+    # red-drop uses only the log-probs of the policy, so only the arithmetic of the passes can differ.
     trainer = Trainer(policy_model, optimizer, StepSettings(PRESETS["red-drop"].objective, token_budget=budget))
     assert trainer.check.shared_prefix, trainer.check.message
     if not shared:
-        trainer.check = ModelCheck(False, "asked for")
+        trainer.check = ModelCheck(False, "requested")
         policy_model.model.set_attn_implementation("sdpa")
     logprobs = _logprobs(policy_model, groups, budget, shared)
     done = trainer.train(groups)
@@ -157,8 +157,10 @@ def _logprobs(
     policy_model: PolicyModel, groups: list[Group], budget: int, shared: bool
 ) -> dict[tuple[int, int], Tensor]:
     found: dict[tuple[int, int], Tensor] = {}
-    for part in plan(groups, budget, shared_prefix=shared):
-        stats = policy_model(to_model_inputs(lay_out(part, groups), shared_prefix=shared, device=policy_model.device))
+    for part in plan_micro_batches(groups, budget, shared_prefix=shared):
+        stats = policy_model(
+            to_model_inputs(build_micro_batch(part, groups), shared_prefix=shared, device=policy_model.device)
+        )
         lengths = [len(groups[g].completions[c].token_ids) for g, c in part.completions]
         found |= dict(zip(part.completions, stats.logprobs.split(lengths), strict=True))
     return found

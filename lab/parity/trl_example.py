@@ -1,13 +1,13 @@
-"""The TRL example: does it learn, and does it compute TRL's own gradient where the objective is TRL's?
+"""Check the TRL example: does it learn, and does it compute TRL's own gradient if the objective is TRL's?
 
-    python -m lab.parity.trl_example  10 steps with each of two presets; five batches of gradients; rows user-path.6.*
+    python -m lab.parity.trl_example           10 steps with each of two presets, five batches of gradients; minutes;
+                                               writes rows user-path.6.*
     python -m lab.parity.trl_example --short   one seed of gradients, nothing recorded
 
-The gradients are of batches as in `trl_parity.py`: TRL pads and scores them, log-probs are moved so that ratios spread.
-There we put offbeat's loss together by hand; here `ObjectiveTrainer` does, on the batch its parent makes.
+The batches for the gradients are those of `trl_parity.py`: TRL pads and scores them, and log-probs are moved so that
+ratios spread. There, we combine offbeat's loss by hand. Here, `ObjectiveTrainer` does, on the batch of its parent.
 """
 
-import argparse
 import ast
 import sys
 import tempfile
@@ -17,11 +17,11 @@ import torch
 import trl
 from trl.trainer.utils import split_tensor_dict
 
-from lab.figures import ROOT, Figure, record
+from lab.figures import ROOT, Figure, command_parser, report
 from lab.parity.trl_parity import SEEDS, SPREAD, draw, take_gradient, tiny_model, trl_trainer
 
 sys.path.insert(0, str(ROOT))
-from examples.trl_objective import ObjectiveTrainer  # found by the line above
+from examples.trl_objective import ObjectiveTrainer  # found thanks to the line above
 from examples.trl_objective import main as train
 
 PRESETS = ("rec-oneside-nois", "red-weight")
@@ -30,7 +30,7 @@ LINES = 60
 
 
 def lines_of_the_trainer() -> int:
-    """Of the class one takes home."""
+    """Return the number of lines of the class that a user copies."""
     tree = ast.parse((ROOT / "examples" / "trl_objective.py").read_text(encoding="utf-8"))
     (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
     assert found.end_lineno is not None
@@ -38,11 +38,11 @@ def lines_of_the_trainer() -> int:
 
 
 def difference(seed: int) -> float:
-    """‖g_trl - g_ours‖ / ‖g_trl‖ with preset grpo."""
+    """Return ‖g_trl - g_ours‖ / ‖g_trl‖ with preset grpo."""
     model = tiny_model(seed)
     prompts, completions, rewards_BG = draw(seed, no_contrast=2, unscored=0)
     scripted = {"prompt_ids": prompts, "completion_ids": completions, "logprobs": None}
-    asked = [{"prompt": "w2", "grade": float(reward)} for reward in rewards_BG.flatten()]
+    inputs = [{"prompt": "w2", "grade": float(reward)} for reward in rewards_BG.flatten()]
     with tempfile.TemporaryDirectory() as directory:
         theirs = trl_trainer("grpo", model, scripted, directory)
         ours = ObjectiveTrainer(
@@ -56,14 +56,14 @@ def difference(seed: int) -> float:
         )
     model.train()
     their_gradient, whole, halves = (
-        _gradient(trainer, asked, seed, parts) for trainer, parts in ((theirs, 1), (ours, 1), (ours, 2))
+        _gradient(trainer, inputs, seed, parts) for trainer, parts in ((theirs, 1), (ours, 1), (ours, 2))
     )
     return max(float((their_gradient - g).norm() / their_gradient.norm()) for g in (whole, halves))
 
 
-def _gradient(trainer: trl.GRPOTrainer, asked: list[dict[str, Any]], seed: int, parts: int) -> torch.Tensor:
-    """Of a batch in so many parts, accumulated as the training loop does it, which does not run here."""
-    batch = trainer._generate_and_score_completions(asked)
+def _gradient(trainer: trl.GRPOTrainer, inputs: list[dict[str, Any]], seed: int, parts: int) -> torch.Tensor:
+    """Return the gradient of a batch in `parts` parts, accumulated as in the training loop, which does not run here."""
+    batch = trainer._generate_and_score_completions(inputs)
     rng = torch.Generator().manual_seed(seed)
     batch["old_per_token_logps"] += SPREAD * (2 * torch.rand(batch["completion_ids"].shape, generator=rng) - 1)
     trainer.args.steps_per_generation = trainer.current_gradient_accumulation_steps = parts
@@ -73,9 +73,7 @@ def _gradient(trainer: trl.GRPOTrainer, asked: list[dict[str, Any]], seed: int, 
 
 
 def main() -> bool:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--short", action="store_true")
-    short = options.parse_args().short
+    short = command_parser(__doc__, short="one seed of gradients; record nothing").parse_args().short
     torch.set_num_threads(1)
     lines = lines_of_the_trainer()
     found = []
@@ -118,10 +116,7 @@ def main() -> bool:
             1,
         )
     )
-    if short:
-        print(*found, sep="\n")
-        return all(figure.holds for figure in found)
-    return record(*found)
+    return report(short, *found)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""The same batches through TRL's GRPO loss and through ours: do they push the model the same way?
+"""Compute the gradient of the same batches with TRL's GRPO loss and with ours, and compare.
 
-    python -m lab.parity.trl_parity
+    python -m lab.parity.trl_parity    about a minute; writes rows foundation.4.*
 
-Per preset and seed, `trl.GRPOTrainer` itself pads a scripted batch, scores it, forms the advantages, counts the tokens
-and records old log-probs, which we then move so that ratios spread. It computes its loss and gradient. We take the
-ids, masks and old log-probs and the raw rewards, and go our own way: `assign_credit`, `token_stats`, `policy_loss`,
-backward. Compared is the gradient of all parameters, ‖g_trl - g_ours‖ / ‖g_trl‖, ours taken whole and once more as two
-unequal micro-batches.
+Per preset and seed, `trl.GRPOTrainer` itself pads a scripted batch, scores it, computes the advantages, counts the
+tokens and records old log-probs, which we then move so that ratios spread. It computes its loss and gradient. We take
+the ids, masks and old log-probs and the raw rewards, and use our own code: `assign_credit`, `token_stats`,
+`policy_loss`, backward. The comparison is over the gradient of all parameters, ‖g_trl - g_ours‖ / ‖g_trl‖, once whole
+and once as two unequal micro-batches.
 
-TRL's log-probs are float32 whatever the model is, so everything is. One process, no accumulation in TRL, no KL term.
+TRL's log-probs are float32 for every model dtype, so everything is. One process, no accumulation in TRL, no KL term.
 
-Different on purpose, and measured in the table's last rows:
-- Our dapo leaves groups without contrast out of the token count; TRL counts them. So in its strict row dapo gets only
+Two differences are intended, and the last rows of the table measure them:
+- Our dapo excludes groups without contrast from the token count; TRL counts them. So in its strict row dapo gets only
   groups with contrast, while the other presets get both kinds.
-- A completion nobody could score leaves our counts; TRL keeps it there, with advantage 0.
-Either way the gradients are parallel, ours longer by TRL's count over ours: rescaled by it, they must agree again.
+- We do not count a completion without a score; TRL counts it, with advantage 0.
+In both cases the gradients are parallel, and ours is longer by TRL's count over ours. Rescaled by it, they must agree.
 """
 
 import sys
@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 
 import torch
 import trl
-from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from lab.figures import Figure, record
+from lab.figures import Figure, command_parser, record
+from lab.fixtures.trl_trainer import scripted_trainer
 from offbeat.objective.credit import assign_credit
 from offbeat.objective.logprobs import token_stats
 from offbeat.objective.losses import Streams, counts, policy_loss
@@ -42,11 +42,11 @@ from offbeat.types import UNKNOWN
 GOAL = 1e-5
 SEEDS = range(5)
 B, G, VOCABULARY, TEMPERATURE = 6, 8, 96, 0.8
-LONGEST, LENGTH_LIMIT = 48, 64  # apart, so that dividing by the wrong one shows
+LONGEST, LENGTH_LIMIT = 48, 64  # different, so that dividing by the wrong one shows
 PAD, EOS = 0, 1
 SPREAD = 2.5
-"""Log-ratios are uniform within ± this: beyond every band, a good part beyond CISPO's cap of 5, and the largest ratio
-is 12, so that no few tokens make up the gradient."""
+"""Log-ratios are uniform within ± this: beyond every band, many beyond CISPO's cap of 5. The largest ratio is 12, so
+that no few tokens dominate the gradient."""
 
 TRL_SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "scale_rewards": "group", "epsilon": 0.2},
@@ -57,23 +57,23 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
 
 STRICT = [(preset, 0 if preset == "dapo" else 2, 0) for preset in TRL_SETTINGS]
 """Preset, groups without contrast, groups in which one completion is unscored."""
-ON_PURPOSE = [("dapo", 2, 0), ("grpo", 2, 2)]
+INTENDED = [("dapo", 2, 0), ("grpo", 2, 2)]
 
 
 class Comparison(NamedTuple):
     whole: float
     """‖g_trl - g_ours‖ / ‖g_trl‖"""
     split: float
-    """The same with ours summed over two micro-batches."""
+    """The same with our gradient summed over two micro-batches."""
     rescaled: float
-    """The same with ours times our count over TRL's: equal to `whole` where both count alike."""
+    """The same with our gradient times our count over TRL's: equal to `whole` if both counts are equal."""
     clipped_down: float
-    """Share of tokens with A < 0 whose gradient the clip stops; for cispo, whose weight it caps."""
+    """Share of tokens with A < 0 whose gradient the clip stops or, for cispo, whose weight it caps."""
     clipped_up: float
 
 
 def draw(seed: int, no_contrast: int, unscored: int) -> tuple[list[list[int]], list[list[int]], Tensor]:
-    """Prompts and completions of random tokens and lengths, and rewards [B, G], NaN where nobody could score."""
+    """Return prompts and completions of random tokens and lengths, and rewards [B, G], NaN for a missing score."""
     rng = torch.Generator().manual_seed(seed)
 
     def tokens(shortest: int, longest: int) -> list[int]:
@@ -100,38 +100,30 @@ def tiny_model(seed: int) -> LlamaForCausalLM:
 def trl_trainer(preset: str, model: LlamaForCausalLM, scripted: dict[str, Any], directory: str) -> GRPOTrainer:
     words = {"<pad>": PAD, "<eos>": EOS} | {f"w{i}": i for i in range(2, VOCABULARY)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
-    args = GRPOConfig(
-        output_dir=directory,
+    trainer = scripted_trainer(
+        model,
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>"),
+        scripted,
+        directory,
         per_device_train_batch_size=B * G,
         gradient_accumulation_steps=1,
         num_generations=G,
         num_iterations=2,  # with 1, TRL records no old log-probs and takes the current ones
         max_completion_length=LENGTH_LIMIT,
         temperature=TEMPERATURE,
-        beta=0.0,
-        mask_truncated_completions=False,
-        use_vllm=False,
         bf16=False,
-        use_cpu=True,
-        report_to="none",
         **TRL_SETTINGS[preset],
     )
-    trainer = GRPOTrainer(
-        model,
-        reward_funcs=lambda grade, **_: grade,
-        args=args,
-        train_dataset=Dataset.from_dict({"prompt": ["w2"]}),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>"),
-        rollout_func=lambda prompts, trainer: dict(scripted),
-    )
-    trainer.current_gradient_accumulation_steps = 1  # set by the training loop, which does not run here
+    trainer.current_gradient_accumulation_steps = 1  # the training loop sets it, which does not run here
     return trainer
 
 
 def take_gradient(model: LlamaForCausalLM) -> Tensor:
-    """All gradients as one vector, leaving the model without any."""
+    """Return all gradients as one vector and clear them in the model."""
     gradient = torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
-    assert gradient.numel() == model.num_parameters() and gradient.isfinite().all(), "a gradient missing or not finite"
+    assert gradient.numel() == model.num_parameters() and gradient.isfinite().all(), (
+        "a gradient is missing or not finite"
+    )
     model.zero_grad()
     return gradient
 
@@ -139,7 +131,7 @@ def take_gradient(model: LlamaForCausalLM) -> Tensor:
 def our_backward(
     objective: Objective, model: LlamaForCausalLM, batch: dict[str, Tensor], rewards_BG: Tensor, parts: Sequence[slice]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Leaves gradients in the model, micro-batch by micro-batch; returns mask, clipped tokens and advantages [N, 1]."""
+    """Accumulate gradients in the model by micro-batch. Return mask, clipped tokens and advantages [N, 1]."""
     ids_NS = torch.cat([batch["prompt_ids"], batch["completion_ids"]], -1)
     attention_NS = torch.cat([batch["prompt_mask"], batch["completion_mask"]], -1)
     completions_NT, T = batch["completion_ids"], batch["completion_ids"].shape[-1]
@@ -194,19 +186,20 @@ def compare(preset: str, seed: int, no_contrast: int, unscored: int) -> Comparis
 
 
 def table_row(preset: str, no_contrast: int, unscored: int) -> tuple[float, float, str]:
-    """Prints the row; returns the largest difference as it is, after rescaling, and the share of clipped tokens."""
+    """Print a row. Return the largest difference, the one after rescaling, and the share of clipped tokens."""
     runs = [compare(preset, seed, no_contrast, unscored) for seed in SEEDS]
     whole, split, rescaled, _, _ = (max(values) for values in zip(*runs, strict=True))
     down, up = (sum(values) / len(runs) for values in list(zip(*runs, strict=True))[3:])
     if not all(0.1 <= run.clipped_down + run.clipped_up <= 0.6 for run in runs):
-        raise SystemExit(f"{preset}: {down + up:.0%} of the tokens clipped, which tests too little: change SPREAD")
+        raise SystemExit(f"{preset}: {down + up:.0%} of the tokens are clipped, not 10 % to 60 %: change SPREAD")
     differences = f"{whole:>13.1e}{split:>13.1e}{rescaled:>13.1e}"
     print(f"{preset:<9}{no_contrast:>7}{unscored:>13}{differences}{down:>10.0%}{up:>10.0%}")
     return max(whole, split), rescaled, f"{down + up:.0%}"
 
 
 def main() -> int:
-    torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other, and change the last digits
+    command_parser(__doc__).parse_args()
+    torch.set_num_threads(1)  # tensors are tiny: more threads only wait for each other and change the last digits
     print(f"TRL {trl.__version__}, float32, {B} groups of {G}; worst difference and mean share of {len(SEEDS)} seeds")
     print("           equal  groups with                    as two                   clipped tokens")
     print("preset    groups     unscored   difference        parts     rescaled     A < 0     A > 0")
@@ -225,8 +218,8 @@ def main() -> int:
                 note=f"worst seed, whole or as two micro-batches; float32; {clipped} of tokens clipped",
             )
         )
-    print("different on purpose:")
-    rescaled = [table_row(*case)[1] for case in ON_PURPOSE]
+    print("intended differences:")
+    rescaled = [table_row(*case)[1] for case in INTENDED]
     return 0 if record(*figures) and max(rescaled) <= GOAL else 1
 
 

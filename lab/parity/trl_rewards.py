@@ -1,7 +1,7 @@
-"""Reward functions as people write them for TRL, after the patterns of its documentation and in our own words.
+"""Reward functions as users write them for TRL, in the patterns of its documentation.
 
-Each comes with a batch as TRL passes it. They are called here both ways: by TRL's convention, all at once, and through
-the scoring pool, one at a time.
+Each has a batch as TRL passes it. The checks call a function both ways: like TRL, with the whole batch, and through the
+scoring pool, with one completion at a time.
 """
 
 import re
@@ -12,24 +12,24 @@ from offbeat.types import Json
 
 
 def many_letters(completions: list[str], **kwargs: object) -> list[float]:
-    """Plain text, no columns."""
+    """Score plain text without columns."""
     return [min(1.0, len(set(text)) / 10) for text in completions]
 
 
 def think_format(completions: list[list[dict[str, str]]], **kwargs: object) -> list[float]:
-    """Chats: each completion is a list of messages."""
+    """Score chats, where each completion is a list of messages."""
     contents = [completion[0]["content"] for completion in completions]
     return [1.0 if re.match(r"^<think>.*?</think>.+$", content, re.DOTALL) else 0.0 for content in contents]
 
 
 def boxed(completions: list[list[dict[str, str]]], ground_truth: list[str], **kwargs: object) -> list[float]:
-    """A column of the dataset beside the completions."""
+    """Score with a column of the dataset."""
     found = [re.search(r"\\boxed\{(.*?)\}", completion[0]["content"]) for completion in completions]
     return [float(match is not None and match[1] == truth) for match, truth in zip(found, ground_truth, strict=True)]
 
 
 def sums_only(prompts: list[str], completions: list[str], task: list[str], **kwargs: object) -> list[float | None]:
-    """Several tasks in one dataset: None where a completion is of another task."""
+    """Score one of several tasks in a dataset: None if a completion belongs to another task."""
     return [
         (1.0 if len(completion) <= len(prompt) else 0.0) if kind == "sum" else None
         for prompt, completion, kind in zip(prompts, completions, task, strict=True)
@@ -37,26 +37,26 @@ def sums_only(prompts: list[str], completions: list[str], task: list[str], **kwa
 
 
 def brief(completion_ids: list[list[int]], **kwargs: object) -> list[float]:
-    """By token ids."""
+    """Score token ids."""
     return [1.0 if len(ids) <= 3 else 0.5 for ids in completion_ids]
 
 
 async def patient(prompts: list[str], completions: list[str], **kwargs: object) -> list[float]:
-    """A coroutine, as for rewards that come over the network."""
+    """Score in a coroutine, as for rewards that come over the network."""
     return [float(prompt[0] == completion[0]) for prompt, completion in zip(prompts, completions, strict=True)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A function, and a batch as TRL would call it with."""
+    """A function and a batch to call it with."""
 
     function: Callable[..., object]
     texts: list[str]
     records: list[dict[str, Json]]
-    """The columns of each completion, the prompt among them."""
+    """The columns of each completion, including the prompt."""
 
     def batch(self) -> dict[str, list[object]]:
-        """TRL's keyword arguments."""
+        """Return the keyword arguments that TRL passes."""
         names = [name for name in self.records[0] if name != "prompt"]
         chat = not isinstance(self.records[0]["prompt"], str)
         completions: list[object] = [[{"role": "assistant", "content": t}] if chat else t for t in self.texts]

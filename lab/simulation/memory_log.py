@@ -1,4 +1,4 @@
-"""An experience log in memory, for tests and simulation: the same door, books and snapshots, and no disk."""
+"""An experience log in memory, for tests and simulation: the same validation, ledger and snapshots, without a disk."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,7 +16,7 @@ from offbeat.types import Group, Score, Unscorable
 
 
 class MemoryLog:
-    """What `ExperienceLog` is to loops and workers. Ordinals are places in a list.
+    """A log with the methods of `ExperienceLog` that the loop and the workers call. An ordinal is an index of a list.
 
     >>> from offbeat.types import UNKNOWN, Completion, Prompt
     >>> answer = Completion("g7/0", [4, 2], UNKNOWN, source="human", score=Score(1.0))
@@ -37,13 +37,11 @@ class MemoryLog:
         self._repeated = self._conflicts = 0
 
     def submit(self, groups: Iterable[Group]) -> "Future[Receipt]":
-        """See `ExperienceLog`; done when it returns."""
         done: Future[Receipt] = Future()
         done.set_result(self.append(groups))
         return done
 
     def append(self, groups: Iterable[Group]) -> Receipt:
-        """See `ExperienceLog`."""
         accepted, repeated, turned_away = [], [], []
         for group in groups:
             if (refusal := validate_group(group, self._rules)) is not None:
@@ -60,23 +58,19 @@ class MemoryLog:
         return Receipt(tuple(accepted), tuple(repeated), tuple(turned_away))
 
     def score(self, scores: Iterable[LateScore]) -> None:
-        """See `ExperienceLog`; the groups must be there."""
+        """Append late scores. Their groups must be in the log."""
         self._late += scores
 
     def record(self, events: Iterable[LedgerEvent]) -> None:
-        """See `ExperienceLog`."""
         self._events += events
 
     def snapshot(self) -> Snapshot:
-        """See `LogReader`."""
         return Snapshot(len(self._groups), len(self._late), len(self._events), len(self._refused))
 
     def read(self, which: Sequence[int] | Sequence[str]) -> list[Group]:
-        """See `LogReader`."""
         return [self._group(self._places[one] if isinstance(one, str) else int(one)) for one in which]
 
     def groups(self) -> Iterator[Group]:
-        """See `LogReader`."""
         return (self._group(place) for place in range(len(self._groups)))
 
     def _group(self, place: int, scores: int | None = None) -> Group:
@@ -87,7 +81,6 @@ class MemoryLog:
         return merge(group, late) if late else group
 
     def index_since(self, cursor: Snapshot | None, until: Snapshot | None = None) -> tuple[Columns, Snapshot]:
-        """See `LogReader`."""
         since, now = cursor or Snapshot(), until or self.snapshot()
         changed = {self._places[one.group_id] for one in self._late[since.scores : now.scores]}
         places = [*sorted(place for place in changed if place < since.groups), *range(since.groups, now.groups)]
@@ -108,6 +101,5 @@ class MemoryLog:
         return Columns(**columns), now
 
     def ledger(self) -> Ledger:
-        """See `LogReader`."""
         away = ((entry.group_id, entry.refusal.reason.value) for entry in self._refused)
         return settle(self._places, self._events, away, repeated=self._repeated, conflicts=self._conflicts)

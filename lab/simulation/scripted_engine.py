@@ -1,7 +1,7 @@
-"""An engine without a model, for tests and simulation: real probabilities, made from a hash of the weights it is given.
+"""An engine without a model, for tests and simulation: its probabilities come from a hash of the weights.
 
-It answers like an engine in every way that matters to those who use one: other weights give other log-probs, the same
-request gives the same group, behavior log-probs are those sampled from. And it fails on demand.
+It behaves like an engine in every way that matters to its callers: other weights give other log-probs, the same request
+gives the same group, and behavior log-probs are those of the sampled distribution. It fails on demand.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from offbeat.weights.probe import Probe, Sequences
 
 
 def bigrams(weights: Weights, vocabulary: int) -> NDArray[np.float64]:
-    """The log-probs [previous, next] that a policy with these weights has."""
+    """Return the log-probs [previous, next] of a policy with these weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -29,7 +29,7 @@ def bigrams(weights: Weights, vocabulary: int) -> NDArray[np.float64]:
 
 
 def scripted_probe(weights: Weights, vocabulary: int, sequences: Sequences) -> Probe:
-    """What a trainer would publish with these weights."""
+    """Return the probe that a trainer would publish with these weights."""
     table = bigrams(weights, vocabulary)
     return Probe(sequences, [table[list(one[:-1]), list(one[1:])] for one in sequences])
 
@@ -39,7 +39,7 @@ async def _at_once(request: Request) -> None:
 
 
 class ScriptedEngine:
-    """An `Engine` of bigrams.
+    """An `Engine` that samples from bigrams.
 
     >>> import asyncio
     >>> from offbeat.rollout.engine import Sampling
@@ -58,14 +58,14 @@ class ScriptedEngine:
         dies_at: int | None = None,
         deaf: bool = False,
     ) -> None:
-        """An engine that serves version 0.
+        """Create an engine that serves version 0.
 
         Args:
-            vocabulary: Token ids are below it.
-            weights: Of version 0.
-            takes: Awaited for every request: where a test's clock says how long it takes.
-            dies_at: The number of the generate call, from 0, that finds it dead.
-            deaf: Loads are acknowledged and change nothing: the fault a probe is for.
+            vocabulary: Number of token ids.
+            weights: The weights of version 0.
+            takes: Awaited for every request, so that a test decides how long it takes.
+            dies_at: The engine is dead from this generate call on, counted from 0.
+            deaf: Loads are acknowledged but change nothing: the fault that a probe detects.
         """
         self._vocabulary, self._takes, self._dies_at, self._deaf = vocabulary, takes, dies_at, deaf
         self._table = bigrams(weights, vocabulary)
@@ -76,28 +76,25 @@ class ScriptedEngine:
 
     @property
     def version(self) -> int | None:
-        """See `Engine`."""
         return self._version
 
     async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
-        """See `Engine`. A load that comes meanwhile counts from the next call on."""
+        """Sample from the version at the start of the call. A load during the call takes effect with the next call."""
         self._dead |= self._calls == self._dies_at
         self._calls += 1
         await self.health()
         version, table = self._version, self._table
-        assert version is not None  # loads do not wait, so there is always one
+        assert version is not None  # loads take no time, so there is always a version
         for request in requests:
             await self._takes(request)
             await self.health()
         return [tuple(_sample(table, request, i, version) for i in range(request.size)) for request in requests]
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        """See `Engine`."""
         await self.health()
         return [self._table[list(one[:-1]), list(one[1:])].astype(np.float32) for one in sequences]
 
     async def load(self, version: int, weights: Weights) -> None:
-        """See `Engine`."""
         await self.health()
         if not self._deaf:
             self._table = bigrams(weights, self._vocabulary)
@@ -105,12 +102,10 @@ class ScriptedEngine:
         self.loads.append(version)
 
     async def health(self) -> None:
-        """See `Engine`."""
         if self._dead:
-            raise EngineDead("the script said so")
+            raise EngineDead("the script ended it")
 
     async def close(self) -> None:
-        """See `Engine`."""
         self._dead = True
 
 

@@ -1,7 +1,8 @@
-"""An event loop that does not wait: hours of a run in milliseconds, the same every time.
+"""An event loop that does not wait: hours of a run take milliseconds and give the same result every time.
 
-Time jumps to the next timer whenever nothing is left to do now. What asyncio would do in a thread is done at once. So a
-program that waits only through its event loop runs exactly as it would, and its course depends on its inputs alone.
+Time jumps to the next timer whenever no task is ready. Work that asyncio would give to a thread is done at once. So a
+program that waits only through its event loop runs exactly as it would in real time, and its course depends only on its
+inputs.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ T = TypeVar("T")
 
 
 class StandStill(RuntimeError):
-    """Everything waits for something that will never happen."""
+    """Every task waits for something that never happens."""
 
 
 class _Jumping(selectors.SelectSelector):
-    """Instead of sleeping, moves the clock."""
+    """A selector that moves the clock instead of sleeping."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,37 +27,37 @@ class _Jumping(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise StandStill("every task waits, and no timer runs: this program stands still for ever")
+            raise StandStill("every task waits and no timer runs: this program can never continue")
         self.now += max(timeout, 0.0)
         return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """See the module."""
+    """An event loop in virtual time."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Virtual seconds since the start."""
+        """Return the virtual seconds since the start."""
         return self._jumping.now
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> "asyncio.Future[T]":
-        """Now, in this thread: threads have a time of their own."""
+        """Call `func` at once, in this thread, because a thread would run in real time."""
         done: asyncio.Future[T] = self.create_future()
         try:
             done.set_result(func(*args))
-        # The boundary of a call that would have run elsewhere: its error belongs to whoever waits for it.
+        # The boundary of a call that would run in a thread: its error belongs to the task that awaits it.
         except Exception as error:
             done.set_exception(error)
         return done
 
 
 def run(program: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in virtual time.
+    """Run a coroutine like `asyncio.run`, in virtual time.
 
     >>> import time
     >>> began = time.monotonic()

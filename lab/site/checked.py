@@ -1,12 +1,11 @@
-"""The docs, checked: code blocks run, commands looked up, links followed, figures traced to where they come from.
+"""Check the docs: run code blocks, look up commands, follow links, trace figures to their rows.
 
     python -m lab.site.checked           rows user-path.5.blocks, .links and .claims; about two minutes
     python -m lab.site.checked --short   without the shell blocks that are run; nothing recorded
 
-`tests/site/test_docs.py` asks the same, page by page.
+`tests/site/test_docs.py` makes the same checks, page by page.
 """
 
-import argparse
 import os
 import re
 import subprocess
@@ -17,14 +16,14 @@ from collections import Counter
 from contextlib import chdir
 from pathlib import Path
 
-from lab.figures import ROOT, Figure, record
+from lab.figures import ROOT, Figure, command_parser, report
 from lab.site.commands import commands, faults
-from lab.site.pages import DIARY, Block, blocks, claims, dead_links, links, pages
+from lab.site.pages import DIARY, Block, blocks, claims, dead_links, links, page_name, pages
 from offbeat.config import parse
 
 
 def look_up(block: Block) -> list[str]:
-    """What is wrong with a block that is not run: a configuration, or commands."""
+    """Return what is wrong with a block that is not run: a configuration, or commands."""
     if block.language == "bash":
         return [fault for line in commands(block.text) for fault in faults(line)]
     if block.language == "toml":
@@ -33,12 +32,14 @@ def look_up(block: Block) -> list[str]:
 
 
 def run(page: Path, place: Path, *, shell: bool) -> Counter[str]:
-    """Run a page's blocks in order, as a reader does who types them into one session; raises where one fails."""
+    """Run the blocks of a page in order, in one session, as a reader would type them. Raise if one fails."""
     done: Counter[str] = Counter()
     namespace: dict[str, object] = {"__name__": "docs"}
     with chdir(place):
         for block in blocks(page.read_text(encoding="utf-8")):
-            if block.language == "python":
+            if block.file:
+                assert block.text.strip() in (ROOT / block.file).read_text(encoding="utf-8"), f"{block.file} differs"
+            elif block.language == "python":
                 exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
                 done["python"] += 1
             elif block.run and shell:
@@ -52,11 +53,11 @@ def _run_shell(page: Path, block: Block) -> None:
     command = ["bash", "-euo", "pipefail", "-c", block.text]
     done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{page.name}, line {block.line}:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"{page_name(page)}, line {block.line}:\n{done.stdout}{done.stderr}")
 
 
 def check_blocks(short: bool) -> Figure:
-    """Every block of every page."""
+    """Check every block of every page."""
     done: Counter[str] = Counter()
     wrong = []
     for page in pages():
@@ -67,9 +68,9 @@ def check_blocks(short: bool) -> Figure:
             try:
                 wrong += [fault for block in found for fault in look_up(block)]
                 done += run(page, Path(place), shell=not short)
-            except Exception as error:  # the boundary of a page: whatever a block raises is its fault, and is told
-                wrong.append(f"{page.name}: {type(error).__name__}: {error}")
-        print(f"{page.name}: {len(found)} blocks", flush=True)
+            except Exception as error:  # the boundary of a page: any error of a block is reported
+                wrong.append(f"{page_name(page)}: {type(error).__name__}: {error}")
+        print(f"{page_name(page)}: {len(found)} blocks", flush=True)
     print(*wrong, sep="\n")
     return Figure(
         "user-path.5.blocks",
@@ -85,50 +86,43 @@ def check_blocks(short: bool) -> Figure:
 
 
 def check_links() -> Figure:
-    """Every link within the repository."""
+    """Check every link within the repository."""
     targets = [target for page in pages() for target in links(page.read_text(encoding="utf-8"))]
     inside = [target for target in targets if not re.match(r"\w+:", target)]
     dead = [link for page in pages() for link in dead_links(page)]
     print(*dead, sep="\n")
     return Figure(
         "user-path.5.links",
-        "links of the docs to files and headings that are there",
+        "links of the docs to files and headings that exist",
         "all",
         len(inside) - len(dead),
         f"of {len(inside)}",
         not dead,
         len(inside),
-        f"{len(targets) - len(inside)} links to elsewhere are not followed: no network here",
+        f"{len(targets) - len(inside)} links to other sites are not followed: the check needs no network",
     )
 
 
 def check_claims() -> Figure:
-    """Every figure in prose."""
-    found = [claim for page in pages() if page.name != DIARY for claim in claims(page)]
+    """Check every figure in prose."""
+    found = [claim for page in pages() if page_name(page) != DIARY for claim in claims(page)]
     loose = [claim for claim in found if not claim.grounded]
     print(*(f"{claim.page}: {claim.number} in {claim.passage[:120]!r}" for claim in loose), sep="\n")
     return Figure(
         "user-path.5.claims",
-        "figures in prose that name their row of lab/results, stand beside its table, or cite who published them",
+        "figures in prose that link to their row of lab/results, share a page with its table, or cite a publication",
         "all",
         len(found) - len(loose),
         f"of {len(found)}",
         not loose,
         len(found),
-        f"numbers with a unit, with decimals or in the thousands; tables that are built are not counted; {DIARY} is a "
-        "diary and is left out",
+        f"numbers with a unit, with decimals or in the thousands, outside built tables and the diary {DIARY}",
     )
 
 
 def main() -> bool:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--short", action="store_true")
-    short = options.parse_args().short
-    found = [check_blocks(short), check_links(), check_claims()]
-    if short:
-        print(*found, sep="\n")
-        return all(figure.holds for figure in found)
-    return record(*found)
+    short = command_parser(__doc__, short="skip the shell blocks that run; record nothing").parse_args().short
+    return report(short, check_blocks(short), check_links(), check_claims())
 
 
 if __name__ == "__main__":

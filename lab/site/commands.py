@@ -1,7 +1,7 @@
-"""Do the commands in the docs exist, with the options and arguments they are given? Nothing is run.
+"""Check that the commands in the docs exist, with their options and arguments. Nothing is run.
 
-A command of offbeat is parsed as the command line would parse it. A script of the repository must be there and know its
-options; of other programs only those that the docs may mention are known.
+A command of offbeat is parsed as the command line would parse it. A script of the repository must exist and contain its
+options. Other programs must be in the list `OTHERS`.
 """
 
 import re
@@ -18,11 +18,11 @@ from lab.figures import ROOT
 from offbeat.cli.main import app
 
 OTHERS: Final = frozenset({"apt-get", "cat", "cd", "chmod", "export", "git", "hf", "python", "ray", "source"})
-"""Programs that are not ours and whose options are theirs."""
+"""Programs of others that the docs may use; their options are not checked."""
 
 
 def commands(block: str) -> Iterator[str]:
-    """The command lines of a shell block, continued lines joined, without comments and prompts.
+    """Yield the command lines of a shell block: continued lines joined, comments and prompts removed.
 
     >>> list(commands("# first\\noffbeat init  # lists\\n$ offbeat log \\\\\\n    stats L"))
     ['offbeat init', 'offbeat log stats L']
@@ -33,14 +33,14 @@ def commands(block: str) -> Iterator[str]:
 
 
 def faults(line: str) -> list[str]:
-    """What is wrong with a command line; nothing where it could be typed.
+    """Return what is wrong with a command line: an empty list if it could be typed.
 
     >>> faults("offbeat train run.toml --set sync.every=10"), faults("offbeat log stats runs/one/experience")
     ([], [])
     >>> faults("offbeat train run.toml --out-dir x")
     ["'offbeat train run.toml --out-dir x': No such option: --out-dir"]
     >>> faults("python -m lab.nothing"), faults("frobnicate")
-    (["'python -m lab.nothing': lab/nothing.py is not there"], ["'frobnicate': nobody knows frobnicate"])
+    (["'python -m lab.nothing': lab/nothing.py does not exist"], ["'frobnicate': frobnicate is not a known program"])
     """
     words = shlex.split(line)
     says = []
@@ -55,7 +55,7 @@ def faults(line: str) -> list[str]:
     elif "/" in words[0]:
         says = _script(words[0], words[1:])
     elif words[0] not in OTHERS:
-        says = [f"nobody knows {words[0]}"]
+        says = [f"{words[0]} is not a known program"]
     return [f"{line!r}: {one}" for one in says]
 
 
@@ -83,7 +83,7 @@ def _extras(line: str) -> list[str]:
 def _script(name: str, words: list[str]) -> list[str]:
     file = ROOT / name.removeprefix(".venv/bin/")
     if not file.exists():
-        return [f"{name} is not there"]
+        return [f"{name} does not exist"]
     source = file.read_text(encoding="utf-8")
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     return [f"{name} has no option {option}" for option in options if option not in source]

@@ -1,39 +1,39 @@
-"""Reports of real runs in a real browser, and groups in real terminals: `python -m lab.site.look_at_report`.
+"""Check reports of real runs in a real browser, and views in real terminals.
 
-The tiny model is trained with three configurations; their reports are opened in Chromium at 1280 and 390 pixels, light
-and dark, and every piece of text is measured. Then the same run once more with a tokenizer whose words are hostile, so
-that the model's own answers are. `--keep DIR` leaves screenshots and screens to look at.
+    python -m lab.site.look_at_report            minutes; needs chromium and tmux; writes rows user-path.2.*
+    python -m lab.site.look_at_report --short    one run, one report, no terminals; records nothing
+
+The command trains the tiny model with three configurations, opens their reports in Chromium at 1280 and 390 pixels,
+light and dark, and measures every piece of text. Then it repeats one report with a tokenizer whose words are hostile,
+so that the answers of the model are hostile, too. `--keep DIR` keeps screenshots and terminal screens.
 """
 
-import argparse
 import json
 import os
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from lab.figures import ROOT, Figure, record
+from lab.figures import Figure, command_parser, record
 from lab.fixtures.chromium import Chromium
 from lab.fixtures.hostile_text import TEXTS, encodable
+from lab.fixtures.processes import OFFBEAT
+from lab.fixtures.runs import DIGITS_TASK, scratch
 from lab.fixtures.terminals import Terminal
 from lab.fixtures.tiny_model import save_model
 from lab.site.page_faults import look
 from offbeat.config import Config, parse
-from offbeat.report.page import write_report
+from offbeat.reports.page import write_report
 from offbeat.run.directory import RunDirectory
 from offbeat.run.local import train
 
 SIZES = ((80, 24), (200, 60))
 LIVE_ROWS = ("step", "reward", "pass@1", "lag", "drift", "sync", "time")
-OFFBEAT = [sys.executable, "-c", "from offbeat.cli.main import main; main()"]
 
 
 def configuration(model: Path, *, steps: int, seed: int = 0, every: int = 6) -> Config:
-    """A task that a random model of characters learns: write at least two digits."""
+    """Return a run on a task that a random model learns: write at least two digits."""
     return parse(
         {
             "steps": steps,
@@ -48,13 +48,12 @@ def configuration(model: Path, *, steps: int, seed: int = 0, every: int = 6) -> 
             "objective": {"zero_variance_mask": False},
             "trainer": {"save_every": 20},
             "evaluation": {"every": 6},
-            "task": {"name": str(ROOT / "tests" / "run" / "digits_task.py"), "scorers": 1},
+            "task": {"name": str(DIGITS_TASK), "scorers": 1},
         }
     )
 
 
 def run(config: Config, place: Path) -> RunDirectory:
-    """Really train."""
     directory = RunDirectory(place)
     directory.create(config)
     train(config, directory)
@@ -62,7 +61,7 @@ def run(config: Config, place: Path) -> RunDirectory:
 
 
 def turn_hostile(source: RunDirectory, place: Path) -> RunDirectory:
-    """The same run, with a tokenizer whose commonest words, and a journal whose words, are hostile."""
+    """Copy a run and put hostile text into its journal and into the most common words of its tokenizer."""
     shutil.copytree(source.path, place)
     directory = RunDirectory(place)
     file = directory.tokenizer / "tokenizer.json"
@@ -79,7 +78,7 @@ def turn_hostile(source: RunDirectory, place: Path) -> RunDirectory:
 
 
 def look_at_pages(pages: dict[str, Path], keep: Path | None) -> tuple[list[str], list[str], int]:
-    """Faults of all pages in four ways, hostile texts that are not shown as they are, and how many views there were."""
+    """Open all pages in four ways. Return their faults, the hostile texts that are not shown, and the view count."""
     faults, hidden, views = [], [], 0
     with Chromium() as browser:
         for name, file in pages.items():
@@ -101,14 +100,14 @@ SHOWN_AS = (
     "more characters",
     "{{ 7 * 7 }}",
 )
-"""What a person must be able to read of hostile text."""
+"""Parts of the hostile text that a reader must see."""
 
 
 def look_at_view(directory: RunDirectory, width: int, height: int, keep: Path | None) -> list[str]:
-    """Faults of `offbeat view`: a screen that is full to its last line, and keys that lead somewhere."""
+    """Return the faults of `offbeat view`: it must fill the screen and react to keys."""
     faults = []
     name = f"view of {directory.path.name} {width}x{height}"
-    with Terminal([*OFFBEAT, "view", str(directory.path), "--fate", "trained"], width, height) as terminal:
+    with Terminal([OFFBEAT, "view", str(directory.path), "--fate", "trained"], width, height) as terminal:
         first = terminal.until(lambda lines: lines[-1].startswith("group 1 of"))
         terminal.press("n", "n", "j")
         third = terminal.until(lambda lines: lines[-1].startswith("group 3 of"))
@@ -122,22 +121,22 @@ def look_at_view(directory: RunDirectory, width: int, height: int, keep: Path | 
         terminal.press("q")
         after = terminal.until(lambda lines: not any("advantage" in line for line in lines))
         if any("advantage" in line for line in after):
-            faults.append(f"{name}: q leaves the screen as it was")
+            faults.append(f"{name}: q does not close the view")
     _keep(keep, name, [*first, "=" * width, *third])
     return faults
 
 
 def look_at_live(model: Path, place: Path, width: int, height: int, keep: Path | None) -> list[str]:
-    """Faults of the live view of `offbeat train`: every row there, once."""
+    """Return the faults of the live view of `offbeat train`: every row must appear exactly once."""
     name = f"live view {width}x{height}"
     directory = RunDirectory(place)
     directory.create(configuration(model, steps=500))
-    with Terminal([*OFFBEAT, "resume", str(place)], width, height) as terminal:
-        lines = terminal.until(lambda lines: any(line.startswith("step    1") for line in lines))
+    with Terminal([OFFBEAT, "resume", str(place)], width, height) as terminal:
+        lines = terminal.until(lambda lines: any(line.replace(" ", "").startswith("step1") for line in lines))
         time.sleep(2)
         lines = terminal.screen()
         terminal.press("C-c")
-        terminal.until(lambda lines: any("go on with" in line for line in lines))
+        terminal.until(lambda lines: any("continue with" in line for line in lines))
     _keep(keep, name, lines)
     counts = {row: sum(line.startswith(row + " ") for line in lines) for row in LIVE_ROWS}
     faults = [f"{name}: {count} rows of {row!r}" for row, count in counts.items() if count != 1]
@@ -149,18 +148,10 @@ def _keep(keep: Path | None, name: str, lines: list[str]) -> None:
         (keep / f"{name.replace(' ', '-')}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """A place for runs."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        yield Path(place)
-
-
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--short", action="store_true", help="one run, one report, no terminals; records nothing")
-    arguments.add_argument("--keep", type=Path, help="where screenshots and screens are left")
-    options = arguments.parse_args()
+    parser = command_parser(__doc__, short="one run, one report, no terminals; record nothing")
+    parser.add_argument("--keep", type=Path, help="directory for screenshots and terminal screens")
+    options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
@@ -209,10 +200,10 @@ def _figures(
             faults,
             views,
         ),
-        row("hostile", "hostile texts that a reader of the report cannot see as they are", hidden, 4 * len(SHOWN_AS)),
+        row("hostile", "hostile texts that the report does not show literally", hidden, 4 * len(SHOWN_AS)),
         row("terminals", "`view` (also of hostile text) and the live view in tmux at 80x24 and 200x60", screens, 6),
         Figure(
-            "user-path.2.size", "a report of 60 steps, plots and sample groups in it", "<= 1000", round(size, 1), "kB",
+            "user-path.2.size", "a report of 60 steps with plots and sample groups", "<= 1000", round(size, 1), "kB",
             size <= 1000, 1, f"written in {seconds:.1f} s",
         ),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is wrong with a page as it is drawn: looked for in the browser, by measuring every piece of text."""
+"""Find what is wrong with a page as the browser draws it, by measuring every piece of text."""
 
 from pathlib import Path
 from typing import Final
@@ -6,20 +6,20 @@ from typing import Final
 from lab.fixtures.chromium import Chromium
 
 QUIET: Final = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Page.javascriptDialogOpening")
-"""Events that a page without faults does not send."""
+"""Events that a correct page does not send."""
 
 _MEASURE: Final = """(() => {
   const faults = [], root = document.documentElement, boxes = [];
   document.querySelectorAll('details').forEach(one => one.open = true);
   if (root.scrollWidth > root.clientWidth) faults.push(`the page is ${root.scrollWidth} px wide`);
   const say = (what, node) => faults.push(`${what}: ${node.data.trim().slice(0, 40)}`);
-  const luminance = colour => colour.map(c => c / 255).map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
+  const luminance = color => color.map(c => c / 255).map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
     .reduce((sum, c, i) => sum + c * [.2126, .7152, .0722][i], 0);
   const parsed = text => text.match(/[\\d.]+/g).map(Number);
   const ground = element => {
     for (let one = element; one; one = one.parentElement) {
-      const colour = parsed(getComputedStyle(one).backgroundColor);
-      if (colour.length < 4 || colour[3] > 0) return colour.slice(0, 3);
+      const color = parsed(getComputedStyle(one).backgroundColor);
+      if (color.length < 4 || color[3] > 0) return color.slice(0, 3);
     }
     return [255, 255, 255];
   };
@@ -59,12 +59,12 @@ _MEASURE: Final = """(() => {
 
 
 def look(browser: Chromium, file: Path, *, width: int, dark: bool, keep: Path | None) -> tuple[list[str], str]:
-    """Faults of a page at this width, in this scheme, and the text a person sees."""
+    """Return the faults of a page at this width and color scheme, and the text that a person sees."""
     browser.open(file, width=width, dark=dark)
     found = browser.evaluate(_MEASURE)
     faults: list[str] = found["faults"]
     if found["texts"] < 50:
-        faults.append(f"only {found['texts']} pieces of text: was it drawn at all?")
+        faults.append(f"only {found['texts']} pieces of text, expected at least 50: the page was not drawn")
     if found["scripts"] or "offbeat" not in found["title"] or "owned" in found["title"]:
         faults.append(f"{found['scripts']} scripts, title {found['title']!r}")
     for event in browser.events:

@@ -1,4 +1,4 @@
-"""What a page of the docs consists of: code blocks, links, headings, and figures in prose."""
+"""The parts of a page of the docs: code blocks, links, headings, and figures in prose."""
 
 import json
 import re
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from typing import Final
 
 from lab.figures import ROOT
 
-FENCE: Final = re.compile(r"(<!-- run -->\s*)?^```(\w*)[^\n]*\n(.*?)^```", re.M | re.S)
+FENCE: Final = re.compile(r"(?:<!-- (run|file: \S+) -->\s*)?^([ ]*)```(\w*)[^\n]*\n(.*?)^\2```", re.M | re.S)
+"""A code block, possibly indented in a list."""
 BUILT: Final = re.compile(r"<!-- built: ([\w -]+) -->\n.*?<!-- end -->", re.S)
 UNIT: Final = r"(?:×|%|x\b|times\b|fold\b|m?s\b|seconds?\b|minutes?\b|hours?\b|[kMG]i?B\b|nats\b|lines\b)"
 NUMBER: Final = r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
@@ -18,19 +20,23 @@ DECIMAL: Final = r"(?!\d{4}\.\d{5}\b)\d+\.\d+(?:e-?\d+)?|\d{1,3}(?:,\d{3})+"
 FIGURE: Final = re.compile(rf"(?<![\w.-])({NUMBER})\s?{UNIT}|(?<![\w.-])({DECIMAL})(?!\.?\d)")
 """A number with a unit, with decimals, or in the thousands; neither an arXiv number nor a version in a name."""
 SOURCE: Final = re.compile(r"\]\(https?://")
+LINK: Final = re.compile(r"""\]\(([^)\s]+)(?:\s+"([^"]*)")?\)""")
+"""The target and the title of a Markdown link."""
 ROW: Final = re.compile(r"`([a-z-]+(?:\.[\w-]+)+)`")
-DIARY: Final = "log.md"
-"""What was tried, with the numbers of the day; its lessons, not its figures, are what other pages rest on."""
+DIARY: Final = "docs/log.md"
+"""What was tried, with the numbers of the day. Other pages rest on its lessons, not on its figures."""
 
 NOT_MEASURED: Final = {
     "CONTRIBUTING.md": {"300"},  # a limit
     "README.md": {"2.13"},  # a version
-    "adaptive-sync.md": {"0.05", "2.5e-4", "100,000"},  # settings; the size of a model
-    "objectives.md": {"2.646", "2.475"},  # arithmetic, and tested as such
-    "start.md": {"3.11", "0.1"},  # a version; the size of a model
-    "tasks.md": {"110,000"},  # tasks.1.altered on the same page, rounded down
-    "weights.md": {"600"},  # a setting
+    "docs/how-it-works/objective.md": {"2.646", "2.475"},  # arithmetic, and tested as such
+    "docs/how-it-works/when-to-publish.md": {"0.05", "0.1", "2.5e-4"},  # settings
+    "docs/how-to/choose-v-and-i.md": {"0.05"},  # a setting
+    "docs/how-to/evaluate.md": {"95"},  # the level of an interval
+    "docs/reference/weight-log.md": {"600"},  # a setting
+    "docs/start.md": {"3.11", "0.1"},  # a version; the size of a model
 }
+"""Numbers in prose that are settings, versions or arithmetic, by page."""
 
 
 @dataclass(frozen=True)
@@ -41,49 +47,68 @@ class Block:
     text: str
     line: int
     run: bool
-    """A shell block that is run as it stands, in the page's order, not only looked at."""
+    """True for a shell block that is marked to run, in the order of the page."""
+    file: str = ""
+    """The file of the repository that the block shows; the tests of that file run it."""
 
 
 def pages() -> list[Path]:
-    """Everything that is documentation."""
+    """Return every page of the documentation."""
     top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
-    return [*(ROOT / name for name in top), *sorted((ROOT / "docs").glob("*.md"))]
+    return [*(ROOT / name for name in top), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def page_name(page: Path) -> str:
+    """Return the path of a page within the repository, or its file name if it is elsewhere.
+
+    >>> page_name(ROOT / "docs" / "how-to" / "operate.md"), page_name(Path("/tmp/page.md"))
+    ('docs/how-to/operate.md', 'page.md')
+    """
+    return page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
 
 
 def blocks(text: str) -> list[Block]:
-    """Its code, in order.
+    """Return the code blocks of a page, in order.
 
     >>> blocks("# A\\n\\n```toml\\nsteps = 3\\n```\\n")
-    [Block(language='toml', text='steps = 3\\n', line=3, run=False)]
+    [Block(language='toml', text='steps = 3\\n', line=3, run=False, file='')]
     """
     return [
-        Block(found[2], found[3], text.count("\n", 0, found.start(2)) + 1, bool(found[1]))
+        Block(
+            found[3],
+            dedent(found[4]),
+            text.count("\n", 0, found.start(3)) + 1,
+            found[1] == "run",
+            (found[1] or "").partition("file: ")[2],
+        )
         for found in FENCE.finditer(text)
     ]
 
 
 def anchors(text: str) -> set[str]:
-    """Of its headings, as GitHub and the site make them.
+    """Return the anchors of a page: of its headings, as GitHub and the site make them, and `<a id="…">`.
 
-    >>> sorted(anchors("# Which lag?\\n## Let drift choose"))
-    ['let-drift-choose', 'which-lag']
+    >>> sorted(anchors('# Which lag?\\n## Let drift choose\\n<a id="run.1"></a>'))
+    ['let-drift-choose', 'run.1', 'which-lag']
     """
-    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    plain = FENCE.sub("", text)
+    headings = re.findall(r"^#+ (.*)$", plain, re.M)
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a id="([^"]+)">', plain))
 
 
 def links(text: str) -> list[str]:
-    """Targets of links and pictures outside code.
+    """Return the targets of links and pictures outside code.
 
-    >>> links("[a](b.md#c), ![d](e.svg) and `[x](y)`")
+    >>> links('[a](b.md#c "title"), ![d](e.svg) and `[x](y)`')
     ['b.md#c', 'e.svg']
     """
     plain = re.sub(r"`[^`\n]*`(?!\]\()", "", FENCE.sub("", text))
-    return re.findall(r"\]\(([^)\s]+)\)", plain) + re.findall(r'(?:src|srcset)="([^"]+)"', plain)
+    return [target for target, _ in LINK.findall(plain)] + re.findall(r'(?:src|srcset)="([^"]+)"', plain)
 
 
 def dead_links(page: Path) -> list[str]:
-    """Links of a page within the repository that lead nowhere, or to a heading that is not there."""
+    """Return the links within the repository whose file or heading does not exist."""
     text, dead = page.read_text(encoding="utf-8"), []
     for target in links(text):
         if "://" in target:
@@ -91,13 +116,13 @@ def dead_links(page: Path) -> list[str]:
         name, _, anchor = target.partition("#")
         file = page.parent / name if name else page
         if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
-            dead.append(f"{page.name}: {target}")
+            dead.append(f"{page_name(page)}: {target}")
     return dead
 
 
 @cache
 def rows() -> dict[str, str]:
-    """Everything a figure's row says, by its id."""
+    """Return the text of every row of lab/results, by its id."""
     found = {}
     for file in (ROOT / "lab" / "results").glob("*.json"):
         for row in json.loads(file.read_text(encoding="utf-8")):
@@ -106,7 +131,7 @@ def rows() -> dict[str, str]:
 
 
 def passages(text: str) -> Iterator[str]:
-    """Paragraphs, list items and rows of tables, without code, formulas and what is built."""
+    """Yield paragraphs, list items and table rows, without code, formulas and built parts."""
     plain = re.sub(r"\$\$?[^$]+\$\$?", "", FENCE.sub("", BUILT.sub("", text)))
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*|] ?)|\n(?=\s*\d+\. )", plain):
         if paragraph.strip() and not paragraph.lstrip().startswith("#"):
@@ -121,25 +146,52 @@ class Claim:
     number: str
     passage: str
     grounded: bool
-    """By a row of lab/results that has this number, or by a link to whoever published it."""
+    """True if a link leads to a row of lab/results that has this number, or to the work that published it."""
 
 
 def claims(page: Path) -> list[Claim]:
-    """Every figure in a page's prose, with whether it says where it comes from."""
+    """Return every figure in the prose of a page.
+
+    A figure is grounded by a link whose anchor or title is the id of a row with that number, as in
+    `[0.49 %](../measured/weights-rollout.md#weights-rollout.2.size-1e-6.1)`, or by a table of results on the page.
+    """
     text = page.read_text(encoding="utf-8")
     slugs = re.findall(r"<!-- built: results ([\w-]+) -->", text)
     beside = [said for row, said in rows().items() if row.split(".")[0] in slugs]
     found = []
     for passage in passages(text):
-        named = [rows().get(row, "") for row in ROW.findall(passage)]
-        prose = re.sub(r"`[^`]*`", "", passage)
-        for match in FIGURE.finditer(prose):
+        cited = [rows().get(row, "") for row in [*_cited(passage), *ROW.findall(passage)]]
+        for match in FIGURE.finditer(visible(passage)):
             number = match[1] or match[2]
-            if number in NOT_MEASURED.get(page.name, ()):
+            if number in NOT_MEASURED.get(page_name(page), ()):
                 continue
-            grounded = bool(SOURCE.search(passage)) or any(_says(row, number) for row in [*named, *beside])
-            found.append(Claim(page.name, number, passage, grounded))
+            grounded = bool(SOURCE.search(passage)) or any(_says(row, number) for row in [*cited, *beside])
+            found.append(Claim(page_name(page), number, passage, grounded))
     return found
+
+
+def _cited(passage: str) -> list[str]:
+    """The ids in the anchors and titles of links."""
+    return [part for target, title in LINK.findall(passage) for part in (target.partition("#")[2], title) if part]
+
+
+def visible(passage: str) -> str:
+    """Return what a reader sees of a passage, without code and link targets.
+
+    >>> visible("[0.49 %](run.md#run.1) of `x`")
+    '[0.49 %] of '
+    """
+    return re.sub(r"`[^`]*`", "", LINK.sub("]", passage))
+
+
+def row_names(page: Path) -> list[str]:
+    """Return the row ids that a reader would see in the sentences of a page."""
+    shown = [LINK.sub("]", passage) for passage in passages(page.read_text(encoding="utf-8"))]
+    return [row for row in rows() if re.search(r"\d", row) and any(_names(passage, row) for passage in shown)]
+
+
+def _names(passage: str, row: str) -> bool:
+    return re.search(rf"(?<![\w.-]){re.escape(row)}(?![\w-]|\.\w)", passage) is not None
 
 
 def _says(row: str, number: str) -> bool:

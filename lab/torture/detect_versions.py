@@ -1,7 +1,9 @@
-"""Is a wrong version noticed? Truncated, swapped and stale ones, and as many right ones that must pass.
+"""Check that wrong versions are detected: truncated, swapped and stale ones. As many right ones must pass.
 
-python -m lab.torture.detect_versions            100 wrong versions, tiny model, float32
-python -m lab.torture.detect_versions coarse     stale ones where it is hardest: SmolLM2 served by vLLM in bf16, lr 1e-5
+python -m lab.torture.detect_versions            100 wrong versions, tiny model, float32: row
+                                                 weights-rollout.3.detect; minutes
+python -m lab.torture.detect_versions coarse     the hardest case, stale weights of SmolLM2 in vLLM with bf16 at
+                                                 lr 1e-5: row weights-rollout.3.coarse; minutes
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lab.figures import Figure, record
+from lab.figures import Figure, command_parser, record
 from offbeat.errors import WeightLogError
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.parity import Prober, judge
@@ -36,7 +38,7 @@ LR = 1e-5
 
 
 def tiny(place: Path) -> Path:
-    """A model of two layers, untrained."""
+    """Save an untrained model with two layers and return its directory."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -55,8 +57,8 @@ def tiny(place: Path) -> Path:
     return place / "model"
 
 
-def trained(model: "PreTrainedModel", lr: float, seed: int = 0, length: int = 24) -> Iterator[None]:
-    """AdamW on a policy gradient of random rewards for sampled tokens: yields after each step."""
+def train(model: "PreTrainedModel", lr: float, seed: int = 0, length: int = 24) -> Iterator[None]:
+    """Train with AdamW on a policy gradient with random tokens and advantages. Yield after each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     rng = torch.Generator().manual_seed(seed)
     while True:
@@ -69,27 +71,27 @@ def trained(model: "PreTrainedModel", lr: float, seed: int = 0, length: int = 24
         yield
 
 
-async def published(place: Path, directory: Path, lr: float) -> Sequences:
-    """A weight log of some versions, one step of training between two."""
+async def publish_versions(place: Path, directory: Path, lr: float) -> Sequences:
+    """Write a weight log with one training step between two versions."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(str(directory), dtype="float32")
     sequences = probe_sequences([], model.config.vocab_size, seed=0)
     with WeightLog.open(place / "weights", anchor_every=4) as log:
-        for version, _ in zip(range(VERSIONS), itertools.chain([None], trained(model, lr)), strict=False):
-            log.publish(version, model.state_dict().items(), Probe(sequences, await _trainer(model, sequences)))
+        for version, _ in zip(range(VERSIONS), itertools.chain([None], train(model, lr)), strict=False):
+            log.publish(version, model.state_dict().items(), Probe(sequences, _logprobs(model, sequences)))
     return sequences
 
 
-async def _trainer(model: "PreTrainedModel", sequences: Sequences) -> list[list[float]]:
-    """The trainer's log-probs, by the plainest way to compute them."""
+def _logprobs(model: "PreTrainedModel", sequences: Sequences) -> list[list[float]]:
+    """Compute the log-probs of the trainer in the simplest way."""
     with torch.no_grad():
         found = [model(torch.tensor([one])).logits[0, :-1].float().log_softmax(-1) for one in sequences]
     return [rows[range(len(one) - 1), one[1:]].tolist() for rows, one in zip(found, sequences, strict=True)]
 
 
 def refuses(place: Path, version: int) -> bool:
-    """Whether a reader that starts now gets nothing out of this version."""
+    """Return True if a new reader refuses this version."""
     with Subscription.open(place, name="reader") as reader:
         try:
             reader.fetch(version)
@@ -99,10 +101,12 @@ def refuses(place: Path, version: int) -> bool:
 
 
 def spoil_files(place: Path, version: int, how: str, rng: random.Random) -> None:
-    """Cut a file that the version needs, or exchange it for another version's."""
+    """Truncate a file of the version, or replace it by that of another version."""
     files = sorted(path for path in place.rglob("*") if path.is_file() and f"{version:010}" in str(path))
     if any(path.suffix == ".safetensors" for path in files):
-        files = [path for path in files if path.suffix != ".patch"]  # who starts from the anchor does not read it
+        files = [
+            path for path in files if path.suffix != ".patch"
+        ]  # a reader that starts from the anchor does not read it
     victim = rng.choice(files)
     if how == "truncated":
         os.truncate(victim, rng.randrange(victim.stat().st_size))
@@ -116,7 +120,7 @@ def spoil_files(place: Path, version: int, how: str, rng: random.Random) -> None
 
 
 async def served(place: Path, directory: Path, version: int, how: str, rng: random.Random) -> bool:
-    """Whether the probe fails where an engine serves something else than it was told to; the right one must pass."""
+    """Return True if the probe detects an engine that serves the wrong weights. The right weights must pass."""
     with Subscription.open(place, name="engine") as reader:
 
         def of(number: int) -> dict[str, torch.Tensor]:
@@ -127,7 +131,7 @@ async def served(place: Path, directory: Path, version: int, how: str, rng: rand
         engine = HfEngine.start(directory)
         prober = await Prober.calibrated(engine, calibration)
         await engine.load(version - 1, of(version - 1).items())
-        assert (await prober.check(engine, before)).passed, "a right version was accused"
+        assert (await prober.check(engine, before)).passed, "the probe failed for the right version"
         wrong = of(version - 1) if how == "stale" else of(version)
         if how == "swapped":
             pairs = [
@@ -138,19 +142,19 @@ async def served(place: Path, directory: Path, version: int, how: str, rng: rand
             first, second = rng.choice(pairs)
             wrong[first], wrong[second] = wrong[second], wrong[first]
         await engine.load(version, wrong.items())
-        noticed = not (await prober.check(engine, probe)).passed
+        detected = not (await prober.check(engine, probe)).passed
         await engine.load(version, of(version).items())
-        assert (await prober.check(engine, probe)).passed, "a right version was accused"
-        return noticed
+        assert (await prober.check(engine, probe)).passed, "the probe failed for the right version"
+        return detected
 
 
 async def detections(cases: int) -> Counter[str]:
-    """How many of each kind were noticed."""
-    noticed: Counter[str] = Counter()
+    """Return how many wrong versions of each kind were detected."""
+    detected: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as scratch:
         origin = Path(scratch) / "origin"
         directory = tiny(Path(scratch))
-        await published(origin, directory, lr=1e-5)
+        await publish_versions(origin, directory, lr=1e-5)
         for case in range(cases):
             rng = random.Random(case)
             version = rng.randrange(1, VERSIONS)
@@ -158,37 +162,38 @@ async def detections(cases: int) -> Counter[str]:
             if how == "truncated" or (how == "swapped" and case % 2):
                 copy = Path(scratch) / "copy"
                 shutil.copytree(origin / "weights", copy)
-                assert not refuses(copy, version), "a right version was refused"
+                assert not refuses(copy, version), "the right version was refused"
                 spoil_files(copy, version, how, rng)
-                noticed[how] += refuses(copy, version)
+                detected[how] += refuses(copy, version)
                 shutil.rmtree(copy)
             else:
-                noticed[how] += await served(origin / "weights", directory, version, how, rng)
-    return noticed
+                detected[how] += await served(origin / "weights", directory, version, how, rng)
+    return detected
 
 
 def exact() -> bool:
-    """Must show 3: 100 of 100."""
-    noticed = asyncio.run(detections(100))
-    total = noticed.total()
+    """Row weights-rollout.3.detect."""
+    detected = asyncio.run(detections(100))
+    total = detected.total()
     return record(
         Figure(
             "weights-rollout.3.detect",
-            "truncated, swapped or stale versions noticed, and right ones passed",
+            "truncated, swapped or stale versions detected, and right ones passed",
             "100 of 100",
             f"{total} of 100",
             "versions",
             total == 100,
             100,
-            ", ".join(f"{count} {how}" for how, count in sorted(noticed.items()))
-            + "; files cut or exchanged in the log, tensors exchanged or left stale in the engine, AdamW steps at lr "
-            "1e-5, float32; every case also serves the right version, none was accused",
+            ", ".join(f"{count} {how}" for how, count in sorted(detected.items()))
+            + "; files truncated or swapped in the log, tensors swapped or stale in the engine, AdamW steps at lr "
+            "1e-5, float32; every case also serves the right version, which always passed",
         )
     )
 
 
 async def stale_in_bf16(steps: int) -> tuple[int, int | None, float]:
-    """vLLM in bf16 beside a trainer: right loads accused, the steps until a silent fault is noticed, the rounding."""
+    """Run vLLM in bf16 beside a trainer. Return the right loads that failed, the steps until stale ones were detected,
+    and the rounding."""
     from transformers import AutoModelForCausalLM
 
     from lab.fixtures import smollm2
@@ -198,43 +203,46 @@ async def stale_in_bf16(steps: int) -> tuple[int, int | None, float]:
     serving = AutoModelForCausalLM.from_pretrained(str(smollm2.directory()), dtype="bfloat16")
     sequences = probe_sequences([list(range(100 + 7 * i, 124 + 7 * i)) for i in range(4)], 49_152, seed=0)
     engine = await VllmEngine.start(smollm2.directory(), max_model_len=128, max_num_seqs=16)
-    accused, noticed = 0, None
+    failed, detected = 0, None
     try:
-        prober = await Prober.calibrated(engine, Probe(sequences, await _trainer(serving, sequences)))
-        measured = np.concatenate(await engine.logprobs(sequences))  # what a deaf engine goes on answering
+        prober = await Prober.calibrated(engine, Probe(sequences, _logprobs(serving, sequences)))
+        measured = np.concatenate(await engine.logprobs(sequences))  # a deaf engine keeps returning these
         deaf = replace(prober)
-        for step, _ in zip(range(1, steps + 1), trained(trainer, LR), strict=False):
+        for step, _ in zip(range(1, steps + 1), train(trainer, LR), strict=False):
             serving.load_state_dict(trainer.state_dict())
-            probe = Probe(sequences, await _trainer(serving, sequences))
+            probe = Probe(sequences, _logprobs(serving, sequences))
             stale = judge(deaf, probe.values, measured)
             await engine.load(step, serving.state_dict().items())
             right = await prober.check(engine, probe)
-            accused += not right.passed
-            if noticed is None and not stale.passed:
-                noticed = step
-            print(f"step {step}: loaded: {right}; deaf: {stale}", flush=True)
+            failed += not right.passed
+            if detected is None and not stale.passed:
+                detected = step
+            print(f"step {step}: loaded: {right}; stale: {stale}", flush=True)
     finally:
         await engine.close()
-    return accused, noticed, prober.rounding
+    return failed, detected, prober.rounding
 
 
 def coarse(steps: int = 20) -> bool:
-    """Beyond what was asked: the probe where rounding is larger than the change of a step."""
-    accused, noticed, rounding = asyncio.run(stale_in_bf16(steps))
+    """Row weights-rollout.3.coarse: the probe if rounding is larger than the change of a step."""
+    failed, detected, rounding = asyncio.run(stale_in_bf16(steps))
     return record(
         Figure(
             "weights-rollout.3.coarse",
-            f"steps at lr {LR:g} until an engine that ignores loads is noticed: vLLM in bf16, SmolLM2-135M",
-            f"noticed within {steps}, no right load accused",
-            f"{'not' if noticed is None else noticed} noticed, {accused} of {steps} right loads accused",
+            f"steps at lr {LR:g} until an engine that ignores loads is detected: vLLM in bf16, SmolLM2-135M",
+            f"detected within {steps}, every right load passes",
+            f"{'not' if detected is None else detected} detected, {failed} of {steps} right loads failed",
             "steps",
-            noticed is not None and not accused,
+            detected is not None and not failed,
             steps,
-            f"rounding between vLLM and transformers, both in bf16, is {rounding:.3f} a token; hashes notice damaged "
-            "bytes at once in any dtype; the policy moves by less than that in these steps",
+            f"rounding between vLLM and transformers, both in bf16, is {rounding:.3f} a token; in these steps the "
+            "policy moves by less than that; hashes detect damaged bytes at once in any dtype",
         )
     )
 
 
 if __name__ == "__main__":
-    sys.exit(not (coarse() if sys.argv[1:] == ["coarse"] else exact()))
+    commands = {"exact": exact, "coarse": coarse}
+    parser = command_parser(__doc__)
+    parser.add_argument("what", nargs="?", choices=commands, default="exact")
+    sys.exit(not commands[parser.parse_args().what]())

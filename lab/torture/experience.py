@@ -1,14 +1,14 @@
-"""The experience log under SIGKILL, failing storage and many writers.
+"""Test the experience log under SIGKILL, failing storage and many writers.
 
-    python -m lab.torture.experience --cycles 1000    # kills at random instants, faults at every step of a commit
-    python -m lab.torture.experience --cycles 10      # the short form; nothing is recorded
-    python -m lab.torture.experience writers          # four processes append 20,000 groups
+    python -m lab.torture.experience --cycles 1000    kills at random moments, faults at every step of a commit: rows
+                                                      experience.3.*; about half an hour
+    python -m lab.torture.experience --cycles 10      a short run; nothing is recorded
+    python -m lab.torture.experience writers          four processes append 20,000 groups: row experience.4; minutes
 
-The parent never touches Lance before it has forked its last child, so every child is a fresh process that costs
-milliseconds to start.
+The parent does not use Lance before it has forked its last child, so every child is a fresh process that starts in
+milliseconds.
 """
 
-import argparse
 import array
 import fcntl
 import os
@@ -23,28 +23,28 @@ from datetime import timedelta
 
 import numpy as np
 
-from lab.figures import Figure, record
-from lab.fixtures.groups import made
-from lab.fixtures.processes import Say, Work, child, end, heard, outcome
+from lab.figures import Figure, command_parser, report
+from lab.fixtures.groups import make_group
+from lab.fixtures.processes import Send, Work, fork, kill, read_lines, run_to_end
 from lab.torture.commit_faults import every_fault
+from offbeat.experience.background import Maintenance
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.maintenance import Maintenance
 from offbeat.types import Group
 
 BATCH = 128
 LINE = len(f"acknowledged {0:>12}\n")
 CYCLES_PER_LOG = 100
-"""Then a new log: a reader that lives for half a second must have time to look at all of it."""
+"""Then a new log, because a reader that lives for half a second must have time to read all of it."""
 
 
 def small(number: int) -> Group:
-    return made(number, size=2, tokens=4)
+    return make_group(number, size=2, tokens=4)
 
 
 def writer(place: str, start: int) -> Work:
-    """Append groups from `start` on, and say up to which number they are acknowledged. Compacts meanwhile."""
+    """Append groups from `start` on and send the number of acknowledged groups. Compaction runs meanwhile."""
 
-    def work(say: Say) -> None:
+    def work(send: Send) -> None:
         with (
             ExperienceLog.open(place) as log,
             Maintenance(log.tables, every=0.05, keep=timedelta(seconds=2)),
@@ -53,71 +53,70 @@ def writer(place: str, start: int) -> Work:
             while True:
                 log.append([small(i) for i in range(done, done + BATCH)])
                 done += BATCH
-                say(f"acknowledged {done:>12}")
+                send(f"acknowledged {done:>12}")
 
     return work
 
 
 def reader(place: str, acknowledged: int, seed: int) -> Work:
-    """Look again and again: nothing missing, nothing twice, nothing torn."""
+    """Read again and again: no group may be missing or torn."""
 
-    def work(say: Say) -> None:
+    def work(send: Send) -> None:
         rng = np.random.default_rng(seed)
         with ExperienceLog.open(place) as log:
             while True:
                 rows, now = log.index_since(None)
                 count = len(rows)
                 if count < acknowledged:
-                    say(f"LOST {acknowledged} were acknowledged, {count} are there")
+                    send(f"LOST {acknowledged} were acknowledged, the log has {count}")
                 chosen = rng.integers(0, count, 8).tolist() if count else []
                 if log.read(chosen, now) != [small(i) for i in chosen]:
-                    say(f"TORN among {chosen}")
+                    send(f"TORN among {chosen}")
 
     return work
 
 
 def kill_cycles(place: str, cycles: int, seed: int) -> tuple[int, list[str]]:
-    """Returns how many groups were acknowledged and what went wrong."""
+    """Start and kill a writer and a reader. Return how many groups were acknowledged, and the problems."""
     rng = random.Random(seed)
     acknowledged = 0
-    complaints: list[str] = []
+    problems: list[str] = []
     for cycle in range(cycles):
-        pids = [child(writer(place, acknowledged)), child(reader(place, acknowledged, cycle))]
+        pids = [fork(writer(place, acknowledged)), fork(reader(place, acknowledged, cycle))]
         _let_them_work(pids[0][1], rng)
         rng.shuffle(pids)
         for pid, _ in pids:
-            end(pid)
+            kill(pid)
             time.sleep(rng.uniform(0.0, 0.01))
-        for pid, hear in pids:
+        for pid, pipe in pids:
             os.waitpid(pid, 0)
-            for line in heard(hear):
+            for line in read_lines(pipe):
                 if line.startswith("acknowledged "):
                     acknowledged = max(acknowledged, int(line.split()[1]))
                 else:
-                    complaints.append(f"cycle {cycle}: {line}")
-    return acknowledged, complaints
+                    problems.append(f"cycle {cycle}: {line}")
+    return acknowledged, problems
 
 
-def _let_them_work(hear: int, rng: random.Random) -> None:
-    """Some commits and a moment more; sometimes only a moment, so that opening the log is struck too."""
+def _let_them_work(pipe: int, rng: random.Random) -> None:
+    """Wait for some commits and a moment more, or only for a moment, so that kills also hit the opening of the log."""
     if rng.random() < 0.8:
         commits, deadline = rng.randint(1, 6), time.monotonic() + 20
-        while _waiting(hear) < commits * LINE and time.monotonic() < deadline:
+        while _unread_bytes(pipe) < commits * LINE and time.monotonic() < deadline:
             time.sleep(0.001)
     time.sleep(rng.uniform(0.0, 0.05))
 
 
-def _waiting(hear: int) -> int:
-    """Bytes said and not yet heard."""
+def _unread_bytes(pipe: int) -> int:
     count = array.array("i", [0])
-    fcntl.ioctl(hear, termios.FIONREAD, count)
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
     return count[0]
 
 
 def audit(place: str, acknowledged: int) -> Work:
     """Read every group and compare it with what was appended."""
 
-    def work(say: Say) -> None:
+    def work(send: Send) -> None:
         with ExperienceLog.open(place) as log:
             now = log.snapshot()
             lost = torn = double = 0
@@ -129,22 +128,22 @@ def audit(place: str, acknowledged: int) -> Work:
             lost = sum(f"g{i}" not in seen for i in range(acknowledged))
             ledger = log.ledger(now)
             ledger.check()
-            say(f"audit {lost} {torn} {double} {len(seen)} {now.groups - len(seen)} {len(log.damaged(now))}")
+            send(f"audit {lost} {torn} {double} {len(seen)} {now.groups - len(seen)} {len(log.damaged(now))}")
 
     return work
 
 
 def killed_and_audited(cycles: int, seed: int) -> Counter[str]:
-    """One log: kill its writer and reader that often, then read it all."""
+    """Kill the writer and the reader of one log `cycles` times, then read all of it."""
     with tempfile.TemporaryDirectory(prefix="offbeat-torture-") as place:
-        acknowledged, complaints = kill_cycles(place, cycles, seed)
-        said = outcome(audit(place, acknowledged))
-    if len(said) != 1 or not said[0].startswith("audit "):
-        raise SystemExit(f"the audit failed: {said}")
-    for complaint in complaints:
-        print(complaint)
-    lost, torn, double, seen, repeated, damaged = (int(part) for part in said[0].split()[1:])
-    bad = lost + torn + double + damaged + len(complaints)
+        acknowledged, problems = kill_cycles(place, cycles, seed)
+        sent = run_to_end(audit(place, acknowledged))
+    if len(sent) != 1 or not sent[0].startswith("audit "):
+        raise SystemExit(f"the audit failed: {sent}")
+    for problem in problems:
+        print(problem)
+    lost, torn, double, seen, repeated, damaged = (int(part) for part in sent[0].split()[1:])
+    bad = lost + torn + double + damaged + len(problems)
     return Counter(acknowledged=acknowledged, bad=bad, seen=seen, repeated=repeated)
 
 
@@ -158,7 +157,7 @@ def torture(cycles: int, seed: int, faults: bool) -> bool:
     rows = [
         Figure(
             "experience.3.kill",
-            "groups lost, torn or double after SIGKILL of writer and reader at random instants",
+            "groups lost, torn or double after SIGKILL of writer and reader at random moments",
             "0 of ≥ 250,000 acknowledged",
             total["bad"],
             "groups",
@@ -166,28 +165,18 @@ def torture(cycles: int, seed: int, faults: bool) -> bool:
             total["acknowledged"],
             f"{cycles} cycles in {(time.time() - began) / 60:.0f} min, a new log every {CYCLES_PER_LOG}, compaction "
             f"and clean-up running; {total['seen']:,} groups at the end, {total['repeated']} rows repeated after a "
-            f"kill and left out by readers",
+            f"kill and skipped by readers",
         )
     ]
     if faults:
         rows += every_fault()
-    return record(*rows) if full else shown(*rows)
-
-
-def shown(*rows: Figure) -> bool:
-    """Print what a short form found; it is not recorded."""
-    for row in rows:
-        print(
-            f"{row.id}  {row.what}: {row.measured} {row.unit} (goal {row.goal}), n = {row.n}, short form, not recorded"
-        )
-        print(f"  {row.note}")
-    return all(row.holds for row in rows)
+    return report(not full, *rows)
 
 
 def one_of_four(place: str, first: int, last: int) -> Work:
-    """Append numbers [first, last), a few at a time, and then some that its neighbour appends too."""
+    """Append the groups [first, last), a few at a time, and then some that another writer appends, too."""
 
-    def work(say: Say) -> None:
+    def work(send: Send) -> None:
         with ExperienceLog.open(place) as log:
             for start in range(first, last, 25):
                 log.append([small(i) for i in range(start, min(start + 25, last))])
@@ -200,8 +189,8 @@ def writers(groups: int) -> bool:
     each = groups // 4
     with tempfile.TemporaryDirectory(prefix="offbeat-torture-") as place:
         began = time.time()
-        children = [child(one_of_four(place, i * each, (i + 1) * each)) for i in range(4)]
-        said = [line for _, hear in children for line in heard(hear)]
+        children = [fork(one_of_four(place, i * each, (i + 1) * each)) for i in range(4)]
+        problems = [line for _, pipe in children for line in read_lines(pipe)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in children]
         seconds = time.time() - began
         with ExperienceLog.open(place) as log:
@@ -213,7 +202,7 @@ def writers(groups: int) -> bool:
     missing = sum(by_id.get(f"g{i}") != small(i) for i in range(groups))
     double = len(found) - len(by_id)
     unbalanced = abs(ledger.generated - groups) + abs(ledger.counts["waiting"] - groups)  # type: ignore[index]
-    bad = missing + double + unbalanced + len(said) + sum(map(abs, codes))
+    bad = missing + double + unbalanced + len(problems) + sum(map(abs, codes))
     figure = Figure(
         "experience.4",
         "groups missing, double or unaccounted for after four concurrent writers",
@@ -222,22 +211,22 @@ def writers(groups: int) -> bool:
         "groups",
         bad == 0,
         groups,
-        f"{groups / seconds:.0f} groups/s in commits of 25; {ledger.repeated} rows repeated on purpose and left out; "
-        f"{ledger}" + (f"; first complaint: {said[0]}" if said else ""),
+        f"{groups / seconds:.0f} groups/s in commits of 25; {ledger.repeated} rows repeated on purpose and skipped; "
+        f"{ledger}" + (f"; first problem: {problems[0]}" if problems else ""),
     )
-    return record(figure) if groups >= 20_000 else shown(figure)
+    return report(groups < 20_000, figure)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("what", nargs="?", choices=["kill", "writers"], default="kill")
-    parser.add_argument("--cycles", type=int, default=10)
-    parser.add_argument("--groups", type=int, default=20_000, help="for writers")
+    parser.add_argument("--cycles", type=int, default=10, help="cycles of kill; fewer than 1,000 record nothing")
+    parser.add_argument("--groups", type=int, default=20_000, help="groups of writers; fewer record nothing")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-faults", action="store_true", help="leave out the strace injections")
+    parser.add_argument("--no-faults", action="store_true", help="skip the faults that strace injects")
     chosen = parser.parse_args()
-    # Lance warns about forking in general; here no Lance thread exists before the fork.
+    # Lance always warns about forks; here no thread of Lance exists before the fork.
     warnings.filterwarnings("ignore", message="lance is not fork-safe")
     if chosen.what == "writers":
-        sys.exit(0 if writers(chosen.groups) else 1)
-    sys.exit(0 if torture(chosen.cycles, chosen.seed, not chosen.no_faults) else 1)
+        sys.exit(not writers(chosen.groups))
+    sys.exit(not torture(chosen.cycles, chosen.seed, not chosen.no_faults))

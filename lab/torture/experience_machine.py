@@ -1,7 +1,7 @@
-"""A rule-based state machine over the whole experience log: groups come, repeat, conflict, are scored late, drawn,
-dropped, forgotten by a crash and drawn again, and after every step the books must balance.
+"""A rule-based state machine over the whole experience log.
 
-The machine keeps its own books, in dictionaries, from what it did; the log's are computed from what is stored.
+Groups arrive, repeat, conflict, get late scores, are drawn and dropped, and are drawn again after a crash. The machine
+keeps its own record of what it did, in dictionaries. After every step, the ledger of the log must agree with it.
 """
 
 import json
@@ -35,7 +35,7 @@ SCORES: tuple[Score | Unscorable | None, ...] = (Score(0.0), Score(1.0), Unscora
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a trainer would write beside its weights."""
+    """What a trainer saves together with its weights."""
 
     k: int
     snapshot: Snapshot
@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 class ExperienceMachine(RuleBasedStateMachine):
-    """Log, sampler and ledger against books kept by hand."""
+    """Log, sampler and ledger against the machine's own record."""
 
     steps: ClassVar[int] = 0
     """Rules run, over all examples."""
@@ -53,15 +53,15 @@ class ExperienceMachine(RuleBasedStateMachine):
 
     @initialize(mode=st.sampled_from(MODES), max_lag=st.sampled_from([None, 1, 3]), strict=st.booleans())
     def open(self, mode: Mode, max_lag: int | None, strict: bool) -> None:
-        """An empty log, two writers, a sampler."""
+        """Open an empty log with two writers and a sampler."""
         self.place = Path(tempfile.mkdtemp(prefix="experience-machine-"))
         self.log, self.other = self.open_log("one"), self.open_log("two")
         self.mode, self.limits = mode, SamplerLimits(batch=2, max_lag=max_lag, drop_zero_variance=strict)
         self.groups: dict[str, Group] = {}
-        self.appended: dict[str, Group] = {}  # as they came, without late scores
-        self.generating: dict[str, bool] = {}  # id → still expected to come
+        self.appended: dict[str, Group] = {}  # as appended, without late scores
+        self.generating: dict[str, bool] = {}  # id → still expected
         self.refused: set[str] = set()
-        self.given_up: set[str] = set()
+        self.overdue: set[str] = set()
         self.repeated = self.conflicts = self.born = self.k = 0
         self.trained: list[tuple[str, int]] = []  # id, step
         self.dropped: list[tuple[str, str, int]] = []  # id, cause, step
@@ -87,7 +87,7 @@ class ExperienceMachine(RuleBasedStateMachine):
 
     @rule()
     def begin(self) -> None:
-        """A worker starts on a group."""
+        """A worker starts a group."""
         group_id = self.new_id()
         self.log.record([LedgerEvent(group_id, LedgerEventKind.STARTED, by="worker")])
         self.generating[group_id] = True
@@ -95,7 +95,7 @@ class ExperienceMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.generating.values()))
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
-        """A worker dies on its group."""
+        """A worker dies while it generates its group."""
         group_id = data.draw(st.sampled_from([name for name, expected in self.generating.items() if expected]))
         self.log.record([LedgerEvent(group_id, LedgerEventKind.LOST, by="supervisor")])
         self.generating[group_id] = False
@@ -110,7 +110,7 @@ class ExperienceMachine(RuleBasedStateMachine):
     def append(
         self, behind: int, ours: int, scores: list[Score | Unscorable | None], count: int, data: st.DataObject
     ) -> None:
-        """Groups arrive, begun here or from elsewhere (`ours` = 0), complete or awaiting feedback."""
+        """Groups arrive, started here or from elsewhere (`ours` = 0), scored or waiting for feedback."""
         expected = [name for name, still in self.generating.items() if still]
         first = data.draw(st.sampled_from([self.new_id(), *expected]))
         names = [first, *(self.new_id() for _ in range(count - 1))]
@@ -122,7 +122,7 @@ class ExperienceMachine(RuleBasedStateMachine):
 
     @rule(behind=st.integers(0, 2), ours=st.booleans(), count=st.integers(2, 8))
     def append_rollouts(self, behind: int, ours: bool, count: int) -> None:
-        """The usual: several groups at once, complete and with contrast."""
+        """Append several groups at once, scored and with contrast: the usual case."""
         version = max(self.k - behind, 0) if ours else None
         groups = [a_group(self.new_id(), version, [Score(0.0), Score(1.0)]) for _ in range(count)]
         assert len(self.log.append(groups).accepted) == count
@@ -130,7 +130,7 @@ class ExperienceMachine(RuleBasedStateMachine):
 
     @rule(broken=st.sampled_from([float("nan"), float("inf")]))
     def append_nonsense(self, broken: float) -> None:
-        """A group the door must refuse, beside one it must not."""
+        """Append a group that validation must refuse and one that it must accept."""
         bad, good = a_group(self.new_id(), 0, [Score(broken), Score(1.0)]), a_group(self.new_id(), 0, [Score(0.5)] * 2)
         receipt = self.log.append([bad, good])
         assert receipt.accepted == (good.id,) and [r.group_id for r in receipt.refused] == [bad.id]
@@ -140,10 +140,10 @@ class ExperienceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.groups)
     @rule(data=st.data(), same=st.booleans())
     def repeat(self, data: st.DataObject, same: bool) -> None:
-        """Another writer, which does not know, appends a group again: the same, or under the same id another."""
+        """Another writer appends a group again: the same one, or another one with the same id."""
         group = self.appended[data.draw(st.sampled_from(sorted(self.appended)))]
         again = group if same else replace(group, prompt=replace(group.prompt, id=f"another {self.new_id()}"))
-        with self.open_log("three, which has not seen what the others wrote") as writer:
+        with self.open_log("three, new") as writer:
             assert writer.append([again]).accepted == (group.id,)
         self.repeated += 1
         self.conflicts += not same
@@ -151,7 +151,7 @@ class ExperienceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.unripe())
     @rule(data=st.data(), score=st.sampled_from(SCORES[:3]), whole=st.booleans())
     def score_late(self, data: st.DataObject, score: Score | Unscorable, whole: bool) -> None:
-        """Feedback arrives, for one completion or for all, from another process."""
+        """Feedback arrives from another process, for one completion or for all."""
         group = data.draw(st.sampled_from(self.unripe()))
         open_ = [c.id for c in group.completions if c.score is None]
         late = [LateScore(group.id, name, score) for name in (open_ if whole else open_[:1])]
@@ -159,20 +159,20 @@ class ExperienceMachine(RuleBasedStateMachine):
         self.know({late.completion_id: score for late in late}, group)
 
     @rule(then=st.sampled_from(list(Overdue)))
-    def give_up(self, then: Overdue) -> None:
-        """The deadline for feedback passes for every group that still awaits some."""
-        waiting = [group for group in self.unripe() if group.id not in self.given_up]
+    def pass_deadline(self, then: Overdue) -> None:
+        """The deadline passes for every group that still waits for feedback."""
+        waiting = [group for group in self.unripe() if group.id not in self.overdue]
         deadline = Deadline(1.0, then)
         assert sorted(self.log.give_up(deadline, now=2e10)) == sorted(group.id for group in waiting)
         for group in waiting:
             if then is Overdue.DROP:
-                self.given_up.add(group.id)
+                self.overdue.add(group.id)
             else:
                 self.know({c.id: deadline.missing() for c in group.completions if c.score is None}, group)
 
     @rule(times=st.integers(1, 8))
     def step(self, times: int) -> None:
-        """The trainer takes what is new, draws, trains, and writes down what became of the groups."""
+        """The trainer reads new groups, draws, trains, and records the fate of the groups."""
         for _ in range(times):
             rows, self.fed = self.log.index_since(self.fed)
             self.sampler.feed(rows)
@@ -184,7 +184,7 @@ class ExperienceMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 4))
     def skip(self, steps: int) -> None:
-        """The trainer trains on something else meanwhile: what waits falls behind."""
+        """The trainer makes steps on other data, so that waiting groups lag further behind."""
         self.k += steps
 
     @rule()
@@ -195,7 +195,7 @@ class ExperienceMachine(RuleBasedStateMachine):
 
     @rule(repeat_history=st.booleans())
     def crash(self, repeat_history: bool) -> None:
-        """The trainer dies and resumes; fed what it had seen then, it must draw what it drew then."""
+        """The trainer dies and resumes. From the same snapshots it must draw the same batches again."""
         self.log.close()
         self.log = self.open_log("one")
         back = self.checkpoint
@@ -223,7 +223,7 @@ class ExperienceMachine(RuleBasedStateMachine):
         self.other.tables.events.compact(rows)
 
     def settle(self, found: Draw | Waiting, now: Snapshot) -> None:
-        """Check the draw against the limits, and keep both books."""
+        """Check the draw against the limits. Record it in the ledger and in the machine's own record."""
         self.since_checkpoint.append((self.k, now, found))
         lost = [(group.id, drop.cause) for group, drop in zip(self.read(found, "dropped"), found.dropped, strict=True)]
         self.log.record(LedgerEvent(name, LedgerEventKind(cause), step=self.k, cause="lag") for name, cause in lost)
@@ -232,7 +232,7 @@ class ExperienceMachine(RuleBasedStateMachine):
             assert 0 < found.needed <= self.limits.batch
             return
         for group, lag in zip(self.read(found, "ordinals"), found.lags, strict=True):
-            assert group.scored and group.id not in self.given_up
+            assert group.scored and group.id not in self.overdue
             assert lag == (None if group.oldest_version is None else self.k - group.oldest_version)
             assert lag is None or self.limits.max_lag is None or lag <= self.limits.max_lag
             uses = [step for name, step in self.trained if name == group.id]
@@ -244,9 +244,10 @@ class ExperienceMachine(RuleBasedStateMachine):
         type(self).draws += 1
 
     def check_shortage(self, found: Waiting) -> None:
-        """Each group that could be drawn counts; only replay and epochs have reasons of their own to wait.
+        """Check that a sampler of fresh groups waits only for groups that are really missing.
 
-        After a crash the log may hold groups of versions that are yet to be reached again: they are for later.
+        Replay and epochs have other reasons to wait. After a crash, the log may hold groups of versions that the
+        trainer has not reached again: they do not count yet.
         """
         waiting = [g for g in self.groups.values() if g.scored and self.fate(g.id) is Fate.WAITING]
         ready = [g for g in waiting if g.oldest_version is None or g.oldest_version <= self.k]
@@ -254,7 +255,7 @@ class ExperienceMachine(RuleBasedStateMachine):
             assert len(ready) == self.limits.batch - found.needed
 
     def read(self, found: Draw | Waiting, which: str) -> list[Group]:
-        """The groups a draw names, read from the log: they must be what was appended, late scores in place."""
+        """Read the groups of a draw from the log. They must be as appended, with late scores merged."""
         ordinals = [drop.ordinal for drop in found.dropped] if which == "dropped" else getattr(found, which)
         groups = self.log.read(np.array(ordinals, np.int64))
         assert [self.groups[group.id] for group in groups] == groups
@@ -277,11 +278,11 @@ class ExperienceMachine(RuleBasedStateMachine):
         causes = [cause for name, cause, _ in self.dropped if name == group_id]
         if causes:
             return Fate(causes[-1])
-        return Fate.EXPIRED if group_id in self.given_up else Fate.WAITING
+        return Fate.EXPIRED if group_id in self.overdue else Fate.WAITING
 
     @invariant()
-    def books_balance(self) -> None:
-        """Every group has exactly the fate it met, and none is unaccounted for."""
+    def ledger_agrees(self) -> None:
+        """Every group has exactly the fate that the machine recorded, and no group is missing."""
         if self.place is None:  # before `open`
             return
         type(self).steps += 1
@@ -296,7 +297,7 @@ class ExperienceMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_out_of_reach(self) -> None:
-        """What the ledger calls waiting, the sampler can still draw: it has closed only what has another fate."""
+        """The sampler can still draw every group that the ledger calls waiting: it has closed only other groups."""
         if self.place is None:
             return
         runs = cast(list[list[int]], self.sampler.state()["runs"])
@@ -306,7 +307,7 @@ class ExperienceMachine(RuleBasedStateMachine):
 
 
 def a_group(name: str, version: int | None, scores: list[Score | Unscorable | None]) -> Group:
-    """A small group with these scores; without a version it is somebody else's."""
+    """Return a small group with these scores. Without a version it comes from another system."""
     spans = () if version is None else (VersionSpan(version, 0, 2),)
     logprobs = UNKNOWN if version is None else np.array([-0.5, -1.5], np.float32)
     source = "policy" if spans else "human"

@@ -1,9 +1,9 @@
-"""A lagged, replaying run in one process, that goes on after any kill: what `torture_trainer.py resume` kills.
+"""A lagged run with replay in one process that resumes after any kill: `python -m lab.torture.trainer resume` kills it.
 
     every v steps publish π_k, the engine loads it ─ generate until the sampler can draw ─ train i updates ─ checkpoint
 
-Group number n of the log has its id, prompt and stream of randomness from n alone. So what a killed run had appended is
-what the resumed one would append; it goes on behind it.
+The id, the prompt and the random numbers of group n depend on n alone. So a resumed run would append the same groups
+that the killed run has appended, and it continues after them.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from lab.fixtures.processes import Say, Work
+from lab.fixtures.processes import Send, Work
 from lab.fixtures.small_trainer import VOCABULARY, digest_of, small_model
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
@@ -45,7 +45,7 @@ SAMPLING = Sampling(max_tokens=6, stop_token_ids=(1,))
 
 @dataclass
 class Run:
-    """The parts of a run, wired together; until the loop of `run/` exists."""
+    """The parts of a run, connected without the loop of `offbeat.run`."""
 
     place: Path
     trainer: Trainer
@@ -57,7 +57,7 @@ class Run:
     published: int = 0
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Everything as it was when the checkpoint was made; the ledger forgets later steps."""
+        """Restore everything from the checkpoint. The ledger forgets later steps."""
         checkpoint.restore(self.trainer)
         snapshot = Snapshot.from_json(cast("dict[str, int]", checkpoint.extra("snapshot")))
         rows, self.cursor = self.log.index_since(None, snapshot)
@@ -67,7 +67,7 @@ class Run:
         self.log.record([LedgerEvent("", LedgerEventKind.REWOUND, step=self.trainer.step)])
 
     def step(self) -> str:
-        """One step; returns its line for the history."""
+        """Make one step and return its line for the history."""
         k = self.trainer.step
         if k % SYNC_EVERY == 0:
             self.weights.publish(k, serving_state(self.trainer.policy_model, torch.float32))
@@ -82,7 +82,7 @@ class Run:
         return json.dumps(line | {"state": digest_of(self.trainer), "figures": figures})
 
     def state(self) -> dict[str, Json]:
-        """What the checkpoint holds beside the trainer."""
+        """Return what the checkpoint holds besides the trainer."""
         assert self.cursor is not None
         snapshot: dict[str, Json] = {**self.cursor.to_json()}
         return {"sampler": self.sampler.state(), "snapshot": snapshot, "published": self.published}
@@ -116,14 +116,14 @@ def _prompt(place: int) -> Prompt:
 
 
 def _scored(completion: Completion) -> Completion:
-    """The reward is whether the tokens' sum is even."""
+    """Score a completion: 1 if the sum of its tokens is even."""
     return replace(completion, score=Score(float(completion.token_ids.sum() % 2 == 0)))
 
 
 def running(place: Path, steps: int) -> Work:
-    """Begin a run in a directory, or go on with it; it says each step before it begins, and its end."""
+    """Start or resume a run in a directory. It sends each step before it starts, and the final state."""
 
-    def work(say: Say) -> None:
+    def work(send: Send) -> None:
         torch.set_num_threads(1)
         policy_model = PolicyModel(small_model())
         optimizer = MasterAdamW(policy_model, OptimizerSettings(Schedule(2e-3, warmup_steps=5)))
@@ -140,22 +140,22 @@ def running(place: Path, steps: int) -> Work:
             if (newest := checkpoints.newest()) is not None:
                 run.resume(newest)
             while trainer.step < steps:
-                say(f"step {trainer.step}")
+                send(f"step {trainer.step}")
                 history.write(run.step().encode() + b"\n")
                 checkpoints.check()
                 if trainer.step % SAVE_EVERY == 0:
                     checkpoints.save(trainer, run.state())
             ledger = log.ledger()
             ledger.check()
-            say(f"ledger {ledger}, {ledger.conflicts} conflicts")
-        say(f"done {digest_of(trainer)}")
+            send(f"ledger {ledger}, {ledger.conflicts} conflicts")
+        send(f"done {digest_of(trainer)}")
 
     os.makedirs(place, exist_ok=True)
     return work
 
 
 def history_of(place: Path) -> dict[int, set[str]]:
-    """What was written down for each step; more than one line if a step came out differently when it was repeated."""
+    """Return the recorded lines of each step: more than one if a repeated step had another result."""
     found: dict[int, set[str]] = {}
     for line in (place / "history").read_text().splitlines():
         found.setdefault(json.loads(line)["step"], set()).add(line)

@@ -1,14 +1,13 @@
-"""The scoring pool under SIGKILL, SIGSTOP and memory exhaustion of its workers, at random, during 10,000 completions.
+"""Test the scoring pool while its workers are killed, stopped and run out of memory, during 10,000 completions.
 
-    python -m lab.torture.scoring             the torture, then the rates; 3 minutes
+    python -m lab.torture.scoring             torture, then rates; 3 minutes; writes rows tasks.5.*
     python -m lab.torture.scoring --short     1,500 completions; records nothing
 
-Every completion's right outcome is known beforehand. Of a thousand completions twelve are themselves trouble (memory,
-hanging, raising, NaN). A tormentor strikes a random worker about once a second, and four times all of them at once;
-after those the time is taken until four fifths of the undisturbed rate are reached again.
+The right outcome of every completion is known. Twelve of a thousand completions fail by themselves (memory, hanging,
+raising, NaN). A thread strikes a random worker about once a second, and four times all workers at once. After those it
+measures the time until the pool reaches four fifths of the undisturbed rate again.
 """
 
-import argparse
 import bisect
 import os
 import random
@@ -24,8 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from lab.figures import Figure, record
-from lab.torture import scored_by as tortured
+from lab.figures import Figure, command_parser, record
+from lab.torture import scoring_reward
 from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.scoring.tally import FailureLimit
 from offbeat.tasks.gsm8k import correct
@@ -40,37 +39,38 @@ TROUBLES = {
     for place, name in {107: "memory", 131: "hangs", 153: "raises", 183: "nan"}.items()
     for offset in (0, 300, 600)
 }
-"""Which of a thousand."""
+"""The completions of each thousand that fail by themselves, by number."""
 STRIKES = ("SIGKILL", "SIGSTOP", "memory")
 WINDOW = 0.5
-"""Seconds over which a rate is taken."""
+"""Seconds over which a rate is measured."""
 
 
 @dataclass
 class Ledger:
-    """When completions ended, and what was done to workers."""
+    """When completions ended, and how workers were struck."""
 
     ends: list[float] = field(default_factory=list)
     ended: Counter[int] = field(default_factory=Counter)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     struck: Counter[str] = field(default_factory=Counter)
-    massacres: list[tuple[float, str]] = field(default_factory=list)
+    mass_strikes: list[tuple[float, str]] = field(default_factory=list)
+    """Time and kind of the strikes on all workers at once."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def end(self, number: int, outcome: Outcome) -> None:
-        """One completion has its result."""
+        """Record the result of a completion."""
         with self.lock:
             self.ends.append(time.monotonic())
             self.ended[number] += 1
             self.outcomes[number] = outcome
 
     def rate(self, start: float, end: float) -> float:
-        """Completions a second between two moments."""
+        """Return the completions a second between two times."""
         ends = sorted(self.ends)
         return (bisect.bisect_left(ends, end) - bisect.bisect_left(ends, start)) / (end - start)
 
     def recovery(self, struck_at: float, wanted: float) -> float:
-        """Seconds from a strike until the rate over the following window is what is wanted."""
+        """Return the seconds from a strike until the rate over the next window is at least `wanted`."""
         for tenth in range(600):
             start = struck_at + tenth / 10
             if self.rate(start, start + WINDOW) >= wanted:
@@ -79,7 +79,7 @@ class Ledger:
 
 
 def strike(pid: int, how: str) -> bool:
-    """Hurt one worker; False where it was gone already."""
+    """Strike one worker. Return False if it had already ended."""
     try:
         if how == "memory":
             resource.prlimit(pid, resource.RLIMIT_DATA, (1 << 20, 1 << 20))
@@ -90,39 +90,39 @@ def strike(pid: int, how: str) -> bool:
     return True
 
 
-def torment(pool: ScoringPool, ledger: Ledger, over: threading.Event, rng: random.Random, massacres: int) -> None:
-    """Strike a random worker about once a second; now and then all at once, and then leave them alone for a while."""
+def keep_striking(pool: ScoringPool, ledger: Ledger, over: threading.Event, rng: random.Random, mass: int) -> None:
+    """Strike a random worker about once a second. Sometimes strike all at once and then pause for a while."""
     while not over.wait(rng.uniform(0.2, 1.4)):
         how = rng.choice(STRIKES)
-        if len(ledger.massacres) < massacres and ledger.struck.total() >= 8 * (len(ledger.massacres) + 1):
-            how = ("SIGKILL", "SIGSTOP")[len(ledger.massacres) % 2]
+        if len(ledger.mass_strikes) < mass and ledger.struck.total() >= 8 * (len(ledger.mass_strikes) + 1):
+            how = ("SIGKILL", "SIGSTOP")[len(ledger.mass_strikes) % 2]
             at = time.monotonic()
             ledger.struck[how] += sum(strike(pid, how) for pid in pool.pids)
-            ledger.massacres.append((at, how))
+            ledger.mass_strikes.append((at, how))
             over.wait(7.0)
         elif pids := pool.pids:
             ledger.struck[how] += strike(rng.choice(pids), how)
 
 
 def trouble(number: int) -> str:
-    """What is wrong with a completion."""
+    """Return what is wrong with a completion, or "fine"."""
     return TROUBLES.get(number % 1_000, "fine")
 
 
 def wrong_outcomes(ledger: Ledger, count: int) -> list[str]:
-    """Completions whose end cannot be explained by what was done to them or to a worker."""
+    """Return the completions whose result neither they nor a strike on a worker explain."""
     found = [f"{n}: ended {ledger.ended[n]} times" for n in range(count) if ledger.ended[n] != 1]
     innocent = Counter[str]()
     for number, outcome in ledger.outcomes.items():
         if isinstance(outcome, Score):
-            if trouble(number) != "fine" or outcome.reward != tortured.expected(number):
+            if trouble(number) != "fine" or outcome.reward != scoring_reward.expected(number):
                 found.append(f"{number} ({trouble(number)}): {outcome}")
             continue
         kind = _kind(outcome)
         own = {"memory": "memory", "hangs": "SIGSTOP", "raises": "raised", "nan": "invalid", "fine": None}
         if kind != own[trouble(number)]:
             innocent[kind] += 1
-    # What befell a completion that was not its own doing must have been done by a strike of that kind.
+    # A failure that a completion did not cause itself must come from a strike of that kind.
     for kind, number in innocent.items():
         if number > ledger.struck[kind]:
             found.append(f"{number} completions ended by {kind}, and {ledger.struck[kind]} strikes of that kind")
@@ -130,7 +130,7 @@ def wrong_outcomes(ledger: Ledger, count: int) -> list[str]:
 
 
 def _kind(outcome: Unscorable) -> str:
-    """The strike that would explain it."""
+    """Return the kind of strike that would explain the outcome."""
     if outcome.reason == "timeout":
         return "SIGSTOP"
     if outcome.reason == "crash":
@@ -141,13 +141,12 @@ def _kind(outcome: Unscorable) -> str:
 
 
 def note(ledger: Ledger, number: int, done: "Future[Outcome]") -> None:
-    """When a completion ends."""
     ledger.end(number, done.result())
 
 
 @contextmanager
 def quiet_workers() -> Iterator[None]:
-    """Keep tracebacks of workers that are struck while they start off the screen."""
+    """Hide the tracebacks of workers that are struck while they start."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:
@@ -158,38 +157,37 @@ def quiet_workers() -> Iterator[None]:
         os.close(nothing)
 
 
-def torture(count: int, massacres: int, seed: int) -> tuple[Ledger, float]:
-    """All completions through one pool; the ledger, and the undisturbed rate."""
+def torture(count: int, mass_strikes: int, seed: int) -> tuple[Ledger, float]:
+    """Score all completions in one pool. Return the ledger and the undisturbed rate."""
     ledger = Ledger()
     over = threading.Event()
     start_pool = partial(ScoringPool, workers=WORKERS, deadline=DEADLINE, memory_mib=MEMORY_MIB, waiting=32)
-    with quiet_workers(), start_pool([Reward(tortured.reward)], limit=FailureLimit(share=1.0)) as pool:
+    with quiet_workers(), start_pool([Reward(scoring_reward.reward)], limit=FailureLimit(share=1.0)) as pool:
         calm = count // 10
-        tormentor = threading.Thread(
-            target=torment, args=(pool, ledger, over, random.Random(seed), massacres), name="tormentor"
-        )
+        arguments = (pool, ledger, over, random.Random(seed), mass_strikes)
+        striker = threading.Thread(target=keep_striking, args=arguments, name="striker")
         futures = []
         for number in range(count):
             if number == calm // 2:  # by then every worker has started
                 start = time.monotonic()
             if number == calm:
                 undisturbed = ledger.rate(start, time.monotonic())
-                tormentor.start()
+                striker.start()
             future = pool.score(f"{number} {trouble(number)}", {}, of=str(number))
             future.add_done_callback(partial(note, ledger, number))
             futures.append(future)
         for future in futures:
             future.result(timeout=120)
         over.set()
-        tormentor.join()
+        striker.join()
         report = pool.report()
-    print(f"strikes {dict(ledger.struck)}, {len(ledger.massacres)} on all at once; {report.restarts} restarts")
+    print(f"strikes {dict(ledger.struck)}, {len(ledger.mass_strikes)} on all at once; {report.restarts} restarts")
     print(f"scored {report.scored}, unscorable {dict(report.unscorable)}")
     return ledger, undisturbed
 
 
 def rate(reward: Reward, text: str, count: int) -> float:
-    """Completions a second through two workers."""
+    """Return the completions a second through two workers."""
     columns = {"prompt": "How many eggs does she sell? " * 8, "answer": "18"}
     with ScoringPool([reward], workers=2) as pool:
         pool.score_all([(text, columns)] * 200)
@@ -201,16 +199,14 @@ def rate(reward: Reward, text: str, count: int) -> float:
 
 
 def main() -> bool:
-    """Torture, then rates."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true")
-    parser.add_argument("--seed", type=int, default=4)
+    parser = command_parser(__doc__, short="1,500 completions; record nothing")
+    parser.add_argument("--seed", type=int, default=4, help="of the random strikes")
     options = parser.parse_args()
-    count, massacres = (1_500, 1) if options.short else (10_000, 4)
-    ledger, undisturbed = torture(count, massacres, options.seed)
+    count, mass_strikes = (1_500, 1) if options.short else (10_000, 4)
+    ledger, undisturbed = torture(count, mass_strikes, options.seed)
     wrong = wrong_outcomes(ledger, count)
     accidental = sum(isinstance(o, Score) and o.reward == 0 for o in ledger.outcomes.values())
-    recoveries = [(ledger.recovery(at, 0.8 * undisturbed), how) for at, how in ledger.massacres]
+    recoveries = [(ledger.recovery(at, 0.8 * undisturbed), how) for at, how in ledger.mass_strikes]
     print(f"undisturbed {undisturbed:.0f}/s; back after " + ", ".join(f"{s:.1f} s ({how})" for s, how in recoveries))
     print(*wrong[:20], sep="\n")
     worst = max(seconds for seconds, _ in recoveries)
@@ -231,13 +227,13 @@ def _one(text: str, columns: object) -> float:
 def figures(
     ledger: Ledger, count: int, wrong: int, accidental: int, worst: float, per_minute: dict[str, float]
 ) -> list[Figure]:
-    """Must show 5."""
+    """Rows tasks.5.*."""
     strikes = ", ".join(f"{number} {kind}" for kind, number in sorted(ledger.struck.items()))
     setting = f"{WORKERS} workers on 2 cores, deadline {DEADLINE} s; strikes: {strikes}"
     return [
         Figure(
             "tasks.5.ended",
-            "completions that ended once, with the score they must have or a reason that a strike or they explain",
+            "completions that ended once, with the right score or a reason that a strike or they themselves explain",
             f"{count:,} of {count:,}",
             count - wrong,
             "completions",
@@ -250,19 +246,19 @@ def figures(
         ),
         Figure(
             "tasks.5.recovery",
-            "longest time until 80 % of the undisturbed rate are reached again after all workers are struck at once",
+            "longest time until 80 % of the undisturbed rate is reached again after all workers are struck at once",
             "<= 5",
             round(worst, 1),
             "s",
             worst <= 5,
-            len(ledger.massacres),
+            len(ledger.mass_strikes),
             f"SIGKILL and SIGSTOP in turn; rates over {WINDOW:g} s; a stopped worker is noticed after {DEADLINE} s",
         ),
         *(
             Figure(
                 f"tasks.5.rate.{name}",
                 f"completions a minute through two workers, {name} scorer",
-                ">= 10000, the size to carry",
+                ">= 10000",
                 round(value),
                 "1/min",
                 value >= 10_000,

@@ -1,16 +1,18 @@
-"""The trainer under SIGKILL, lost ranks and little memory.
+"""Test the trainer under SIGKILL, lost ranks and little memory.
 
-    python -m lab.torture.trainer resume            # 20 kills of a lagged, replaying run: the same bits as without
-    python -m lab.torture.trainer checkpoints       # 200 kills while a checkpoint is written; then at each system call
-    python -m lab.torture.trainer updates           # two gloo ranks against one process: the same update
-    python -m lab.torture.trainer ranks             # two gloo ranks, one killed or stopped: a typed error, then resume
-    python -m lab.torture.trainer memory            # the estimate against the measured peak, SmolLM2-135M
-    python -m lab.torture.trainer resume --short    # and so on: the short form; nothing is recorded
+    python -m lab.torture.trainer resume            20 kills of a lagged run with replay, which must resume with the
+                                                    same bits: row trainer.3.resume
+    python -m lab.torture.trainer checkpoints       200 kills during a save, then one at each system call of a save:
+                                                    rows trainer.3.checkpoint and trainer.3.calls
+    python -m lab.torture.trainer updates           two gloo ranks against one process: row trainer.1.ranks
+    python -m lab.torture.trainer ranks             two gloo ranks, one killed or stopped: rows trainer.4.*
+    python -m lab.torture.trainer memory            the memory estimate against the measured peak, SmolLM2-135M: row
+                                                    trainer.6.memory
 
-The parent makes no threads before it has forked its last child.
+Minutes each. `--short` runs a small part and records nothing. The parent starts no threads before it has forked its
+last child.
 """
 
-import argparse
 import os
 import random
 import signal
@@ -25,43 +27,42 @@ from typing import cast
 import torch
 from safetensors.torch import load_file
 
-from lab.bench.memory_estimate import foretold
-from lab.figures import Figure, record
-from lab.fixtures.processes import child, end, heard, outcome
+from lab.bench.memory_estimate import memory_estimates
+from lab.figures import Figure, command_parser, report
+from lab.fixtures.processes import fork, kill, read_lines, run_to_end
+from lab.fixtures.ranks import run_ranks
 from lab.fixtures.small_trainer import one_step_each, small_model, steps_with_checkpoints
-from lab.torture.checkpoint_kills import every_call, random_kills, said_until
+from lab.torture.checkpoint_kills import every_call, random_kills, read_until
 from lab.torture.resumed_run import SAVE_EVERY, SYNC_EVERY, history_of, running
-from lab.torture.weights import shown
 from offbeat.errors import RankDied, RankLost, RankSilent
 from offbeat.objective.presets import PRESETS
 from offbeat.trainer.fsdp import Ranks
-from offbeat.trainer.launch import run_ranks
 from offbeat.types import Json
 
 
 def killed_runs(trials: int, steps: int, seed: int) -> list[Figure]:
-    """A run killed at a random instant of a random step and resumed, so many times, each in a new directory."""
+    """Row trainer.3.resume: kill a run at a random moment and resume it, `trials` times, each in a new directory."""
     rng = random.Random(seed)
     at: list[int] = []
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="offbeat-resume-") as temporary:
         through = Path(temporary) / "through"
         begun = time.monotonic()
-        ending = _ending(outcome(running(through, steps)))
+        ending = _ending(run_to_end(running(through, steps)))
         length = (time.monotonic() - begun) / steps
         expected = history_of(through)
         while len(at) < trials:
             place = Path(temporary) / f"{rng.getrandbits(64):016x}"
-            pid, hear = child(running(place, steps))
-            said_until(hear, "step", rng.randint(1, steps))
+            pid, pipe = fork(running(place, steps))
+            read_until(pipe, "step", rng.randint(1, steps))
             time.sleep(rng.uniform(0, length))
-            end(pid)
-            said = heard(hear)
+            kill(pid)
+            sent = read_lines(pipe)
             os.waitpid(pid, 0)
-            if _ending(said):
-                continue  # it was faster than the kill
+            if _ending(sent):
+                continue  # the run ended before the kill
             at.append(len(history_of(place)))
-            resumed = _ending(outcome(running(place, steps)))
+            resumed = _ending(run_to_end(running(place, steps)))
             if resumed != ending or history_of(place) != expected:
                 problems.append(f"killed after step {at[-1]}: {resumed[-1:]}, expected {ending[-1:]}")
     for line in problems[:10]:
@@ -70,7 +71,7 @@ def killed_runs(trials: int, steps: int, seed: int) -> list[Figure]:
     return [
         Figure(
             "trainer.3.resume",
-            "runs killed by SIGKILL at a random instant whose resumption is bitwise the uninterrupted run",
+            "runs killed by SIGKILL at a random moment that resume bitwise like the uninterrupted run",
             f"{trials} of {trials}",
             f"{equal} of {trials}",
             "runs",
@@ -78,19 +79,19 @@ def killed_runs(trials: int, steps: int, seed: int) -> list[Figure]:
             trials,
             f"{steps} steps of 4 groups × 4, i = 2, v = {SYNC_EVERY}, half of each batch replayed, a checkpoint every "
             f"{SAVE_EVERY} steps, transformers engine, float32, one process; killed after step {sorted(at)}; compared: "
-            "parameters, AdamW's state, torch's generator, groups drawn with their lags, all figures of every step, "
+            "parameters, AdamW's state, torch's generator, groups drawn with their lags, all metrics of every step, "
             "repeated steps included, and the ledger",
         )
     ]
 
 
-def _ending(said: list[str]) -> list[str]:
-    """The ledger and the digest of everything, if the run came to its end."""
-    return [line for line in said if not line.startswith("step")]
+def _ending(sent: list[str]) -> list[str]:
+    """Return the ledger and the final digest, or an empty list if the run did not end."""
+    return [line for line in sent if not line.startswith("step")]
 
 
 def same_updates(presets: Sequence[str]) -> list[Figure]:
-    """One process against two ranks: a step of two updates with every preset."""
+    """Row trainer.1.ranks: one process against two ranks, a step of two updates with every preset."""
     loss, update = 0.0, 0.0
     before = {name: tensor.detach() for name, tensor in small_model().named_parameters()}
     with tempfile.TemporaryDirectory(prefix="offbeat-ranks-") as place:
@@ -120,7 +121,7 @@ def _loss(rank: Json, preset: str) -> float:
 
 
 def lost_ranks(kills: int, stops: int, steps: int, seed: int) -> list[Figure]:
-    """One of two ranks is killed or stopped at a random step; the run must end, name it, and resume bitwise."""
+    """Rows trainer.4.*: kill or stop one of two ranks at a random step. The run must end, name it, and resume."""
     rng = random.Random(seed)
     waited: dict[str, list[float]] = {"SIGKILL": [], "SIGSTOP": []}
     problems: list[str] = []
@@ -151,7 +152,7 @@ def lost_ranks(kills: int, stops: int, steps: int, seed: int) -> list[Figure]:
         ),
         Figure(
             "trainer.4.resume",
-            "of these, resumed on two ranks with every bit as in the uninterrupted run",
+            "of these, runs that resume on two ranks with every bit as in the uninterrupted run",
             f"{n} of {n}",
             f"{equal} of {n}",
             "runs",
@@ -164,7 +165,7 @@ def lost_ranks(kills: int, stops: int, steps: int, seed: int) -> list[Figure]:
 
 
 def _strike(place: Path, rank: int, sign: signal.Signals, step: int, steps: int) -> tuple[float, str]:
-    """Seconds from the signal to the error, and what is wrong with the error, if anything."""
+    """Return the seconds from the signal to the error, and what is wrong with the error, or an empty string."""
     place.mkdir()
     when: list[float] = []
 
@@ -184,7 +185,7 @@ def _strike(place: Path, rank: int, sign: signal.Signals, step: int, steps: int)
         seconds = time.monotonic() - when[0]
         right = type(lost) is kind and lost.rank == rank
         return seconds, "" if right else f"{sign.name} to rank {rank} at step {step}: {lost}"
-    return float("inf"), f"{sign.name} to rank {rank} at step {step}: the run went on"
+    return float("inf"), f"{sign.name} to rank {rank} at step {step}: the run did not end"
 
 
 def _same_end(through: Json, resumed: Json, steps: int) -> bool:
@@ -193,7 +194,7 @@ def _same_end(through: Json, resumed: Json, steps: int) -> bool:
 
 
 def run(what: str, short: bool, seed: int) -> list[Figure]:
-    """The figures of one part."""
+    """Return the figures of one part."""
     if what == "resume":
         return killed_runs(2 if short else 20, 8 if short else 24, seed)
     if what == "checkpoints":
@@ -206,14 +207,12 @@ def run(what: str, short: bool, seed: int) -> list[Figure]:
         return same_updates(["grpo", "gspo"] if short else [*sorted(PRESETS), "grpo+kl"])
     if what == "ranks":
         return lost_ranks(1, 1, 6, seed) if short else lost_ranks(8, 4, 12, seed)
-    return foretold(short)
+    return memory_estimates(short)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, short="run a small part and record nothing")
     parser.add_argument("what", choices=["resume", "checkpoints", "updates", "ranks", "memory"])
-    parser.add_argument("--short", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
-    rows = run(chosen.what, chosen.short, chosen.seed)
-    sys.exit(0 if (shown if chosen.short else record)(*rows) else 1)
+    sys.exit(not report(chosen.short, *run(chosen.what, chosen.short, chosen.seed)))

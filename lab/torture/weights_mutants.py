@@ -1,4 +1,4 @@
-"""Files of a weight log, broken in every way a disk, a network or a person breaks files; none may be accepted."""
+"""Break the files of a weight log as a disk, a network or a person may break them: a reader must refuse every one."""
 
 import random
 import tempfile
@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from lab.figures import Figure
-from lab.fixtures.weights import equals, made
+from lab.fixtures.weights import is_state, make_state
 from offbeat.errors import WeightLogError
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
@@ -18,7 +18,7 @@ WAYS = ("flip a bit", "alter a byte", "cut", "lengthen", "blank a stretch", "dro
 
 
 def mutant(content: bytes, how: str, others: list[bytes], rng: random.Random) -> bytes:
-    """The content, broken; never equal to it."""
+    """Return the content broken, never equal to the original."""
     at = rng.randrange(len(content))
     if how == "flip a bit":
         return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
@@ -38,7 +38,7 @@ def mutant(content: bytes, how: str, others: list[bytes], rng: random.Random) ->
 
 
 def read_all(place: Path, version: int, *, following: bool) -> bool:
-    """Fetch a version, from scratch or onto the version before; True where it was given, False where refused."""
+    """Fetch a version from its anchor or after the version before. Return False if the reader refuses it."""
     with Subscription.open(place, name="reader") as reader:
         try:
             if following and version:
@@ -46,13 +46,13 @@ def read_all(place: Path, version: int, *, following: bool) -> bool:
             state = dict(reader.fetch(version))
         except WeightLogError:
             return False
-    if not equals(state, version, ELEMENTS):
-        raise SystemExit(f"a state of version {version} was accepted that is not the published one")
+    if not is_state(state, version, ELEMENTS):
+        raise SystemExit(f"the reader accepted a state of version {version} that differs from the published one")
     return True
 
 
 def files_read(place: Path, version: int, following: bool) -> list[Path]:
-    """The files that such a fetch opens; breaking others cannot be noticed, and need not be."""
+    """Return the files that such a fetch opens. Damage to other files cannot be detected and does no harm."""
     patches = {v: next((place / "data").glob(f"{v:010}-*.patch")) for v in range(1, LAST + 1)}
     anchors = {v: next((place / "data").glob(f"{v:010}-*.safetensors")) for v in (0, 2)}
     manifest = place / "versions" / f"{version:010}.json"
@@ -63,7 +63,7 @@ def files_read(place: Path, version: int, following: bool) -> list[Path]:
 
 
 def mutants(count: int, seed: int) -> list[Figure]:
-    """Break one file at a time and fetch."""
+    """Row weights-rollout.1.mutants: break one file at a time and fetch."""
     rng = random.Random(seed)
     accepted: Counter[str] = Counter()
     tried: Counter[str] = Counter()
@@ -71,7 +71,7 @@ def mutants(count: int, seed: int) -> list[Figure]:
         place = Path(temporary)
         with WeightLog.open(place, anchor_every=2) as log:
             for version in range(LAST + 1):
-                log.publish(version, made(version, ELEMENTS).items())
+                log.publish(version, make_state(version, ELEMENTS).items())
         others = [file.read_bytes() for folder in ("data", "versions") for file in (place / folder).iterdir()]
         for number in range(count):
             version, following, how = rng.randint(0, LAST), rng.random() < 0.5, WAYS[number % len(WAYS)]
@@ -96,7 +96,7 @@ def mutants(count: int, seed: int) -> list[Figure]:
             not wrong and sound,
             count,
             f"{', '.join(f'{kind} {n:,}' for kind, n in tried.items())}; ways: {', '.join(WAYS)}. Half of the fetches "
-            f"start from an anchor, half apply a patch to the state held; every refusal is a typed error; the unbroken "
-            f"files were accepted afterwards",
+            f"start from an anchor, half apply a patch to the current state; every refusal is a typed error; the "
+            f"intact files were accepted afterwards",
         )
     ]

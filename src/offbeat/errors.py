@@ -1,4 +1,4 @@
-"""Every error meant for a person, as one tree, and the hint for a mistyped name.
+"""Every error that a user may see, as one tree, and the hint for a mistyped name.
 
 The message of an `OffbeatError` says what happened, the value found, and what to do. The command line prints it
 without a traceback; in Python, `except offbeat.OffbeatError` catches all of them. Each class also keeps the built-in
@@ -10,11 +10,11 @@ from difflib import get_close_matches
 
 
 class OffbeatError(Exception):
-    """Base class of the errors offbeat raises for a person to read."""
+    """Base class of all errors that offbeat raises on purpose."""
 
 
 class ConfigError(OffbeatError, ValueError):
-    """All problems of one configuration."""
+    """A configuration is invalid. `problems` lists everything wrong with it."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -34,7 +34,7 @@ class UnreachableFunction(OffbeatError, ValueError):
 
 
 class TaskError(OffbeatError, ValueError):
-    """A task cannot be used as it is."""
+    """A task is not defined correctly."""
 
 
 class DataError(TaskError):
@@ -70,7 +70,7 @@ class WeightLogError(OffbeatError):
 
 
 class DamagedFile(WeightLogError):
-    """A file differs from what its publisher wrote. Nothing of it was used."""
+    """A file differs from what its publisher wrote. It was not used."""
 
 
 class DamagedState(WeightLogError):
@@ -205,12 +205,12 @@ class DeadlinePassed(OffbeatError, TimeoutError):
     """A call passed its deadline; the message names the call and how long it took."""
 
 
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """A hint for a person.
+def suggest_nearest(word: str, valid: Iterable[str]) -> str:
+    """Return a hint: the closest valid name, or all of them if none is close.
 
-    >>> nearest("rec-onside", ["grpo", "rec-oneside-is"])
+    >>> suggest_nearest("rec-onside", ["grpo", "rec-oneside-is"])
     "did you mean 'rec-oneside-is'?"
-    >>> nearest("x", ["grpo", "dapo"])
+    >>> suggest_nearest("x", ["grpo", "dapo"])
     'valid: grpo, dapo'
     """
     known = list(valid)

@@ -35,7 +35,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True)
 class EventSpec:
-    """What an event means to a person.
+    """The meaning of an event kind.
 
     >>> EVENTS[EventKind.WORKER_LOST].trouble
     True
@@ -52,22 +52,22 @@ class EventSpec:
 
 EVENTS: Final = {
     EventKind.ESTIMATED: EventSpec(
-        "memory that a step takes, term by term; the largest micro-batch has been computed once", routine=True
+        "the memory of a step, term by term; the largest micro-batch was computed once to verify it", routine=True
     ),
     EventKind.RESUMED: EventSpec("the run continues from a checkpoint at this step"),
-    EventKind.WORKER_JOINED: EventSpec("on Ray: a node brought a slot, and a worker starts on it"),
+    EventKind.WORKER_JOINED: EventSpec("on Ray: a node offers a slot, and a worker starts on it"),
     EventKind.WORKER_READY: EventSpec("a worker loaded this version and passed its probe", routine=True),
     EventKind.WORKER_RECOVERED: EventSpec(
-        "a worker replaced its engine or loaded it again; its prompts went back",
-        "once: nothing. Often: read `why`",
+        "a worker replaced its engine or reloaded its weights; its prompts return to the queue",
+        "nothing if it is rare; if it is frequent, read `why`",
         trouble=True,
     ),
     EventKind.WORKER_LOST: EventSpec(
-        "a worker ended with an error; its prompts went back, and another worker takes its place",
-        "read `why`; the run gives up on a worker after three failures in a row without a group",
+        "a worker ended with an error; its prompts return to the queue, and another worker replaces it",
+        "read `why`; after three failures in a row without a group, the worker is not replaced",
         trouble=True,
     ),
-    EventKind.WORKER_LEFT: EventSpec("on Ray: a node or its slot is gone", "nothing, if you removed it"),
+    EventKind.WORKER_LEFT: EventSpec("on Ray: a node or its slot left the cluster", "nothing if you removed it"),
     EventKind.SCORING_LOST: EventSpec(
         "on Ray: a scoring pool ended or stopped answering, and is restarted",
         "look for a reward function that hangs",
@@ -89,16 +89,16 @@ EVENTS: Final = {
         trouble=True,
     ),
     EventKind.PUBLISHED: EventSpec(
-        "a version is in the weight log, and why: the first one, the period, or drift", routine=True
+        "a version is in the weight log; `why` is first, period or drift", routine=True
     ),
-    EventKind.EVALUATED: EventSpec("pass rates with intervals, always on the same prompts", routine=True),
+    EventKind.EVALUATED: EventSpec("pass rates with confidence intervals, always on the same prompts", routine=True),
     EventKind.NO_GRADIENT: EventSpec(
-        "nothing in the batch would have moved the policy; the batch is replaced",
-        "usually prompts that are too easy or too hard, or a gate that stops every token: sync more often",
+        "no token of the batch would move the policy; the batch is replaced",
+        "usually the prompts are too easy or too hard; if the gate stops every token, sync more often",
         trouble=True,
     ),
     EventKind.REFUSED: EventSpec(
-        "groups with log-probs or ratios that are not finite were quarantined; the step continues without them",
+        "groups whose log-probs or ratios are not finite are in quarantine; the step continues without them",
         "look at them: `offbeat view RUN --fate quarantined`",
         trouble=True,
     ),
@@ -111,8 +111,8 @@ EVENTS: Final = {
         "the error that ended the run", "read `why`, fix it, then `offbeat resume`", trouble=True
     ),
     EventKind.ENDED: EventSpec(
-        "why the run ended, its ledger and its time by phase",
-        "a ledger that does not balance is an error",
+        "why the run ended, its ledger, and its time by phase",
+        "report a ledger that does not balance: it is a bug",
         routine=True,
     ),
 }  # fmt: skip

@@ -1,7 +1,9 @@
-"""Functions by name, so that another process can find them without unpickling anything.
+"""What a process can import: installed extras, functions by name, and the environment around an import.
 
-A reference is `module:name`, or `file:/path/to/task.py:name` for a file that is not a module. A `functools.partial`
-carries its keyword arguments along as JSON.
+- Extras: which modules are missing, and the command that installs them.
+- References: a function as `module:name`, or `file:/path/to/task.py:name` for a file that is not a module, so that
+  another process can load it without unpickling. The keyword arguments of a `functools.partial` travel as JSON.
+- Environment variables that are set for the length of a block, for libraries that read them when they start.
 """
 
 import importlib
@@ -20,61 +22,36 @@ from typing import Final
 from offbeat.errors import UnreachableFunction
 from offbeat.types import Json
 
-
-@contextmanager
-def environment_of(ours: Mapping[str, str]) -> Iterator[None]:
-    """With these variables; afterwards this process has its own back.
-
-    >>> with environment_of({"OFFBEAT_EXAMPLE": "1"}):
-    ...     os.environ["OFFBEAT_EXAMPLE"]
-    '1'
-    >>> "OFFBEAT_EXAMPLE" in os.environ
-    False
-    """
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
+_FILE: Final = "file:"
 EXTRAS: Final = (
     dict.fromkeys(["datasets", "lance", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"], "train")
     | dict.fromkeys(["math_verify", "reasoning_gym", "sympy"], "math")
     | {name: name for name in ("ray", "tensorboard", "trackio", "vllm", "wandb")}
     | {"jinja2": "report"}
 )
-"""Module: extra."""
+"""The extra that installs each optional module."""
 
 
-def command(extra: str) -> str:
-    """What to type.
+def install_command(extra: str) -> str:
+    """Return the shell command that installs an extra.
 
-    >>> command("train")
+    >>> install_command("train")
     "pip install 'offbeat[train]'"
     """
     return f"pip install 'offbeat[{extra}]'"
 
 
-def missing(modules: Iterable[str]) -> list[str]:
-    """Those that cannot be imported; nothing is imported to find out.
+def missing_modules(modules: Iterable[str]) -> list[str]:
+    """Return the modules that are not installed, without importing any.
 
-    >>> missing(["json", "jsonn"])
+    >>> missing_modules(["json", "jsonn"])
     ['jsonn']
     """
     return [module for module in modules if find_spec(module) is None]
 
 
-_FILE = "file:"
-
-
 def load_file(path: Path) -> ModuleType:
-    """A Python file as a module called `file:<path>`; the same object each time.
+    """Load a Python file as a module named `file:<path>`. Loading it again returns the same module.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -92,7 +69,7 @@ def load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file; its name should end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    sys.modules[name] = module  # before it runs, because dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -102,7 +79,7 @@ def load_file(path: Path) -> ModuleType:
 
 
 def reference(function: Callable[..., object]) -> dict[str, Json]:
-    """How another process finds a function.
+    """Describe a function as JSON from which another process can load it with `resolve`.
 
     >>> from offbeat.tasks.arithmetic import correct
     >>> reference(correct)
@@ -115,7 +92,7 @@ def reference(function: Callable[..., object]) -> dict[str, Json]:
     options: dict[str, Json] = {}
     while isinstance(function, partial):
         if function.args:
-            raise UnreachableFunction(f"{function!r}: a scoring worker is sent keyword arguments only; name them")
+            raise UnreachableFunction(f"{function!r}: only keyword arguments reach a scoring worker; pass them by name")
         options = dict(function.keywords) | options
         function = function.func
     name = function.__qualname__ if isinstance(function, FunctionType) else type(function).__qualname__
@@ -131,7 +108,9 @@ def reference(function: Callable[..., object]) -> dict[str, Json]:
     home = module.__name__
     if home == "__main__":
         if module.__file__ is None:
-            raise UnreachableFunction(f"{name} was typed into a session without a file; put it into one and import it")
+            raise UnreachableFunction(
+                f"{name} is defined in a session without a file; put it into a file and import it"
+            )
         home = f"{_FILE}{Path(module.__file__).resolve()}"
     try:
         json.dumps(options, allow_nan=False)
@@ -141,7 +120,7 @@ def reference(function: Callable[..., object]) -> dict[str, Json]:
 
 
 def resolve(target: str, options: dict[str, Json] | None = None) -> Callable[..., object]:
-    """The inverse of `reference`.
+    """Load a function from its reference.
 
     >>> resolve("math:isclose", {"abs_tol": 0.1})(1.0, 1.05)
     True
@@ -155,3 +134,25 @@ def resolve(target: str, options: dict[str, Json] | None = None) -> Callable[...
     if not callable(found):
         raise TypeError(f"{target} is {found!r:.80}, not a function")
     return partial(found, **options) if options else found
+
+
+@contextmanager
+def temporary_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the length of the block, and restore the previous values afterwards.
+
+    >>> with temporary_environment({"OFFBEAT_EXAMPLE": "1"}):
+    ...     os.environ["OFFBEAT_EXAMPLE"]
+    '1'
+    >>> "OFFBEAT_EXAMPLE" in os.environ
+    False
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,6 +1,6 @@
-"""One seed, many streams of randomness, each reached by name.
+"""Independent random streams, derived by name from one seed.
 
-A stream depends on its name alone, never on how many numbers others have drawn, so that resuming or
+A stream depends only on the seed and its name, never on how many numbers other streams have drawn. So resuming or
 reordering work does not change it.
 """
 
@@ -8,7 +8,7 @@ import hashlib
 
 
 def derive(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for the stream called `names` under `seed`.
+    """Return a 63-bit seed for the stream called `names`.
 
     >>> derive(7, "red-drop", "group-0")
     473543465181444340

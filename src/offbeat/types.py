@@ -1,12 +1,14 @@
-"""What travels between the parts: prompts, completions, groups and their scores.
+"""The data that parts exchange: prompts, completions, groups and their scores; and the rules for valid values.
 
-Carriers only carry: they freeze what they are given and judge nothing. Whether the contents make sense is
-decided once, at the door of the experience log.
+The classes freeze their contents and check nothing. The functions at the end say which token ids, log-probs and rewards
+are valid; the experience log applies them when a group is appended, the trainer before it trains on one.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
+from numbers import Real
 from typing import Final, Literal
 
 import numpy as np
@@ -16,7 +18,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 class Unknown(Enum):
-    """The type of `UNKNOWN`: a stream nobody recorded. Never zero, never a guess."""
+    """The type of `UNKNOWN`: log-probs that were not recorded. They are never replaced by zero or a guess."""
 
     UNKNOWN = "unknown"
 
@@ -32,7 +34,7 @@ class Finish(StrEnum):
 
 
 def _frozen(values: ArrayLike, dtype: type[np.generic]) -> NDArray[np.generic]:
-    """A read-only array; what is already a read-only array of that type is not copied."""
+    """Return a read-only array, without a copy if `values` already is one of this dtype."""
     array = np.asarray(values, dtype=dtype)
     if array.flags.writeable:
         array = array.copy()
@@ -41,7 +43,7 @@ def _frozen(values: ArrayLike, dtype: type[np.generic]) -> NDArray[np.generic]:
 
 
 class _ByValue:
-    """Equality by value for dataclasses that hold arrays (a NaN equals itself: it is the same record)."""
+    """Equality by value for dataclasses that hold arrays. A NaN equals itself, because the record is the same."""
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -62,7 +64,7 @@ def _same(a: object, b: object) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Prompt(_ByValue):
-    """What a group of completions answers.
+    """A prompt with the columns that scoring needs.
 
     >>> Prompt(id="add-0007", token_ids=[3, 14, 4], task="arithmetic", columns={"answer": "42"}).columns["answer"]
     '42'
@@ -72,7 +74,7 @@ class Prompt(_ByValue):
     token_ids: NDArray[np.int32]
     task: str
     columns: Mapping[str, Json] = field(default_factory=dict)
-    """What the scorer needs to know: the reference answer, tests, a difficulty."""
+    """For the reward function, for example the expected answer, tests or a difficulty."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", _frozen(self.token_ids, np.int32))
@@ -93,7 +95,7 @@ class VersionSpan:
 
 @dataclass(frozen=True)
 class Score:
-    """A completion's reward, and the named parts it was summed from.
+    """A completion's reward, and the named terms that add up to it.
 
     >>> Score(0.9, {"correct": 1.0, "length": -0.1}).reward
     0.9
@@ -105,7 +107,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Unscorable:
-    """No score exists, and why. It is not zero: it reaches no baseline and no loss.
+    """The reason why a completion has no score. It is not a zero: it enters no baseline and no loss.
 
     >>> Unscorable("timeout", "grader stopped after 2.0 s").reason
     'timeout'
@@ -117,14 +119,14 @@ class Unscorable:
 
 @dataclass(frozen=True, eq=False)
 class Completion(_ByValue):
-    """One answer, whoever wrote it: this policy, another model, a person.
+    """One answer to a prompt, written by this policy, another model or a person.
 
-    A person's answer has no versions and no log-probs, and says so:
+    A person's answer has no versions and unknown log-probs:
 
     >>> Completion(id="g7/2", token_ids=[4, 2], behavior_logprobs=UNKNOWN, source="human").oldest_version is None
     True
 
-    A rollout interrupted by a weight update has two spans, and its lag counts from the older:
+    A rollout during which new weights were loaded has two spans, and its lag counts from the older one:
 
     >>> spans = (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2))
     >>> Completion(id="g7/3", token_ids=[4, 2], behavior_logprobs=[-0.1, -1.2], versions=spans).oldest_version
@@ -134,15 +136,15 @@ class Completion(_ByValue):
     id: str
     token_ids: NDArray[np.int32]
     behavior_logprobs: NDArray[np.float32] | Unknown
-    """Log-probs of the distribution really sampled from, temperature applied."""
+    """Log-probs under the distribution that was really sampled from, after temperature."""
     versions: tuple[VersionSpan, ...] = ()
-    """Which policy versions wrote which tokens; empty when the author was none of ours."""
-    loss_mask: NDArray[np.bool_] = None  # type: ignore[assignment]  # left out, it becomes all True
-    """True where the policy wrote the token: others are never trained on."""
+    """Which policy version wrote which tokens; empty if the answer is not from this run's policy."""
+    loss_mask: NDArray[np.bool_] = None  # type: ignore[assignment]  # None becomes all True
+    """True for tokens that the policy wrote; other tokens are never trained on."""
     finish: Finish = Finish.STOP
     source: str = "policy"
     score: Score | Unscorable | None = None
-    """None while feedback is awaited."""
+    """None until feedback arrives."""
 
     def __post_init__(self) -> None:
         token_ids = _frozen(self.token_ids, np.int32)
@@ -156,13 +158,13 @@ class Completion(_ByValue):
 
     @property
     def oldest_version(self) -> int | None:
-        """The version lag counts from; None for an answer that no version of ours wrote."""
+        """The version from which lag counts; None if no policy version wrote the answer."""
         return min((span.version for span in self.versions), default=None)
 
 
 @dataclass(frozen=True, eq=False)
 class Group(_ByValue):
-    """G completions of one prompt, compared with each other. Written, sampled, trained or dropped whole.
+    """G completions of one prompt, compared with each other. Written, sampled, trained or dropped as a whole.
 
     >>> prompt = Prompt(id="add-0007", token_ids=[3, 14, 4], task="arithmetic")
     >>> right = Completion("g7/0", [4, 2], [-0.1, -0.3], (VersionSpan(3, 0, 2),), score=Score(1.0))
@@ -181,11 +183,49 @@ class Group(_ByValue):
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version any of its tokens came from; None if no version of ours took part."""
+        """The oldest version that wrote any of its tokens; None if no policy version did."""
         versions = [c.oldest_version for c in self.completions if c.oldest_version is not None]
         return min(versions, default=None)
 
     @property
     def scored(self) -> bool:
-        """Whether feedback has arrived for every completion, an `Unscorable` counting as feedback."""
+        """True if every completion has a `Score` or is `Unscorable`."""
         return all(completion.score is not None for completion in self.completions)
+
+
+def outside_vocabulary(token_ids: NDArray[np.int32], vocab_size: int | None) -> NDArray[np.int32]:
+    """Return the token ids that are not in [0, vocab_size), in order. None leaves the upper end open.
+
+    >>> outside_vocabulary(np.array([3, -1, 50], np.int32), 50).tolist()
+    [-1, 50]
+    """
+    outside = token_ids < 0
+    if vocab_size is not None:
+        outside |= token_ids >= vocab_size
+    return token_ids[outside]
+
+
+def invalid_logprobs(logprobs: NDArray[np.float32], *, allow_positive: bool = False) -> NDArray[np.bool_]:
+    """Return a mask that is True where a log-prob is NaN, infinite or above 0.
+
+    `allow_positive` accepts log-probs above 0: a step can be computed with them, although no probability has one.
+
+    >>> invalid_logprobs(np.array([-0.5, 0.0, 0.1, np.nan, -np.inf], np.float32)).tolist()
+    [False, False, True, True, True]
+    """
+    invalid: NDArray[np.bool_] = ~np.isfinite(logprobs)
+    return invalid if allow_positive else invalid | (logprobs > 0)
+
+
+def is_finite_number(value: object) -> bool:
+    """Return True for a real number that a float can hold: the rule for rewards and their parts.
+
+    >>> is_finite_number(1), is_finite_number(float("nan")), is_finite_number("1"), is_finite_number(10**400)
+    (True, False, False, False)
+    """
+    if type(value) is float:  # the usual case, without the slow check against abstract classes
+        return math.isfinite(value)
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False

@@ -1,4 +1,4 @@
-"""Every command says what it does with an example; every metric and setting is explained."""
+"""The help of every command has an example, and `explain` knows every metric and setting."""
 
 import pytest
 import typer
@@ -25,7 +25,7 @@ def test_help_has_an_example_of_the_command_itself(words: tuple[str, ...]) -> No
     assert shows_itself(app, words)
 
 
-def test_a_command_without_an_example_would_be_noticed() -> None:
+def test_a_command_without_an_example_is_detected() -> None:
     other = typer.Typer()
     other.command("silent")(lambda: None)
     other.command("speaking", help="As in `offbeat speaking`.")(lambda: None)
@@ -46,17 +46,17 @@ def test_every_setting_is_explained(key: str) -> None:
     assert knob.default in result.output
 
 
-def test_a_setting_is_found_by_its_own_name() -> None:
+def test_a_setting_is_found_without_its_section() -> None:
     result = run(app, ["explain", "every"])
     assert "sync.every:" in result.output and "evaluation.every:" in result.output
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("sync.evry", "sync.every"), ("drift_tv_tokn", "drift_tv_token")])
-def test_a_misspelt_name_is_answered_with_the_nearest(wrong: str, right: str) -> None:
+def test_a_misspelled_name_gets_a_suggestion(wrong: str, right: str) -> None:
     result = run(app, ["explain", wrong])
     assert result.exit_code == 2 and f"did you mean '{right}'" in result.output
 
 
-def test_a_name_that_is_near_nothing_is_answered_with_all() -> None:
+def test_an_unknown_name_gets_a_list_of_all_names() -> None:
     result = run(app, ["explain", "zzz"])
     assert result.exit_code == 2 and "ess" in result.output and "sync.every" in result.output

@@ -15,14 +15,14 @@ NAMES = list(recipes())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_is_a_valid_configuration_that_says_where_it_was_run(name: str) -> None:
+def test_a_recipe_is_valid_and_says_where_it_was_run(name: str) -> None:
     text = recipes()[name]
     parse(tomllib.loads(text))
     assert text.startswith(f"# {name}: ") and ("\n# Run by us on " in text or "\n# Not run by us" in text)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_written_means_the_same_and_explains_every_setting(name: str) -> None:
+def test_comments_explain_every_setting_and_change_no_value(name: str) -> None:
     plain, written = recipes()[name], annotated(recipes()[name])
     assert tomllib.loads(written) == tomllib.loads(plain)
     lines = written.split("\n")
@@ -30,16 +30,16 @@ def test_what_is_written_means_the_same_and_explains_every_setting(name: str) ->
     assert settings and all(lines[at - 1].startswith("# ") for at in settings)
 
 
-def test_recipes_are_listed_and_one_is_written_once(tmp_path: Path) -> None:
+def test_recipes_are_listed_and_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     listed = run(app, ["init"])
     assert listed.exit_code == 0 and all(f"{name}: " in listed.output for name in NAMES)
     file = tmp_path / "run.toml"
     assert run(app, ["init", "quickstart", "--out", str(file)]).exit_code == 0
     assert "# v: publish every v steps" in file.read_text()
     again = run(app, ["init", "quickstart", "--out", str(file)])
-    assert again.exit_code == 2 and "is there already" in again.output
+    assert again.exit_code == 2 and "already exists" in again.output
 
 
-def test_a_misspelt_recipe_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_a_misspelled_recipe_gets_a_suggestion(tmp_path: Path) -> None:
     result = run(app, ["init", "quikstart", "--out", str(tmp_path / "run.toml")])
     assert result.exit_code == 2 and "did you mean 'quickstart'?" in result.output

@@ -1,4 +1,4 @@
-"""`offbeat quickstart`, as a new user types it."""
+"""`offbeat quickstart` on the command line."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
+from offbeat.events import EventKind
 from offbeat.run import quickstart
 from offbeat.run.journal import read
 
@@ -18,7 +19,7 @@ run = CliRunner(env={"COLUMNS": "200"}).invoke
 
 
 @pytest.mark.engine
-def test_it_makes_a_model_trains_it_off_policy_and_names_the_report(tmp_path: Path) -> None:
+def test_quickstart_trains_a_model_off_policy_and_writes_a_report(tmp_path: Path) -> None:
     code = "from offbeat.cli.main import main; main()"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, "quickstart", "--out", "mine"]
@@ -27,17 +28,17 @@ def test_it_makes_a_model_trains_it_off_policy_and_names_the_report(tmp_path: Pa
     found = re.search(r"pass rate (\d\.\d\d) -> (\d\.\d\d) with 10 publishes", done.stdout)
     assert found and float(found[1]) <= 0.5 and float(found[2]) >= 0.9
     assert "report: mine/report.html" in done.stdout and (tmp_path / "mine" / "report.html").stat().st_size > 10_000
-    steps = [event for event in read(tmp_path / "mine" / "run" / "events.jsonl") if event["kind"] == "step"]
+    steps = [event for event in read(tmp_path / "mine" / "run" / "events.jsonl") if event["kind"] == EventKind.STEP]
     assert max(lag for event in steps for lag in event["lags"]) == 9
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=600)
     assert again.returncode == 2 and "or choose another with --out" in again.stderr
 
 
-def test_what_it_writes_can_be_checked_and_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_written_configuration_passes_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quickstart, "make_model", partial(quickstart.make_model, steps=2))
     result = run(app, ["quickstart", "--out", str(tmp_path / "mine"), "--steps", "1"])
     assert result.exit_code == 0, result.output
-    assert "too few steps to say" in result.output
+    assert "too few steps to measure" in result.output
     file = str(tmp_path / "mine" / "quickstart.toml")
     checked = run(app, ["check", file])
     assert checked.exit_code == 0 and "sync every 10 steps: lag 0 to 9" in checked.output

@@ -1,4 +1,4 @@
-"""Configurations: all problems at once, each with a way out."""
+"""All problems of a configuration are reported at once, each with a fix."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def problems(data: dict[str, Any]) -> list[str]:
     return error.value.problems
 
 
-def test_defaults_are_valid_and_say_their_plan() -> None:
+def test_defaults_are_valid_and_have_a_plan() -> None:
     assert parse({}).plan == "32 prompts × 8 = 256 completions a step → 1 update; sync every step: lag 0"
     assert parse({"updates_per_batch": 4, "sync": {"every": 2}}).plan.endswith(
         "→ 4 updates; sync every 2 steps: lag 0 to 1"
@@ -27,7 +27,7 @@ def test_defaults_are_valid_and_say_their_plan() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_is_accepted_at_the_lag_it_is_reported_for(preset: str) -> None:
+def test_every_preset_is_accepted_at_its_reported_lag(preset: str) -> None:
     every = int(min(PRESETS[preset].lag_limit, 50)) + 1
     assert (
         parse({"objective": {"preset": preset}, "sync": {"every": every}}).objective.resolve()
@@ -35,7 +35,7 @@ def test_every_preset_is_accepted_at_the_lag_it_is_reported_for(preset: str) -> 
     )
 
 
-def test_all_problems_come_at_once_with_the_nearest_valid_name() -> None:
+def test_all_problems_are_reported_at_once_with_the_nearest_valid_name() -> None:
     found = problems(
         {"group_sise": 8, "prompts_per_step": 0, "sync": {"evry": 3}, "objective": {"aggregate": "token-men"}}
     )
@@ -46,20 +46,20 @@ def test_all_problems_come_at_once_with_the_nearest_valid_name() -> None:
     assert "objective.aggregate = 'token-men' is not a choice; did you mean 'token-mean'?" in found
 
 
-def test_an_unknown_preset_is_answered_with_the_nearest() -> None:
+def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
     assert problems({"objective": {"preset": "rec-oneside-noi"}}) == [
         "objective.preset = 'rec-oneside-noi' is not a preset; did you mean 'rec-oneside-nois'?"
     ]
 
 
-def test_more_lag_than_reported_is_refused_with_three_ways_out() -> None:
+def test_more_lag_than_reported_is_refused_with_three_fixes() -> None:
     (problem,) = problems({"objective": {"preset": "reinforce"}, "sync": {"every": 10}})
     assert "set sync.every = 1" in problem and "rec-oneside-nois" in problem and "untested_lag" in problem
     assert "cispo" not in problem, "it is reported for less lag than asked for"
     parse({"objective": {"preset": "reinforce", "untested_lag": True}, "sync": {"every": 10}})
 
 
-def test_truncated_sampling_is_refused_where_the_true_distribution_is_needed() -> None:
+def test_truncated_sampling_is_refused_if_the_objective_needs_the_whole_distribution() -> None:
     (problem,) = problems({"objective": {"preset": "grpo"}, "sampling": {"top_p": 0.9}})
     assert "top_p = 0.9" in problem and "set top_p = 1.0" in problem
     parse({"objective": {"preset": "red-weight"}, "sampling": {"top_p": 0.9}})
@@ -74,7 +74,7 @@ def test_truncated_sampling_is_refused_where_the_true_distribution_is_needed() -
         ({"preset": "red-drop", "weight_cap": 2.0}, "no importance weight"),
     ],
 )
-def test_changes_that_do_not_fit_the_preset_are_refused(objective: dict[str, Any], message: str) -> None:
+def test_changes_that_conflict_with_the_preset_are_refused(objective: dict[str, Any], message: str) -> None:
     (problem,) = problems({"objective": objective})
     assert message in problem
 
@@ -101,7 +101,7 @@ def test_changes_reach_the_objective() -> None:
     assert band.gate == CentredBand(0.1)
 
 
-def test_a_file_is_read_and_a_broken_one_explained(tmp_path: Path) -> None:
+def test_a_file_is_read_and_a_broken_one_is_explained(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("group_size = 4\n[sync]\nevery = 3\n")
     assert load(file).group_size == 4
@@ -117,7 +117,7 @@ def sections(model: type[BaseModel]) -> list[type[BaseModel]]:
     return [model] + [s for n in nested if isinstance(n, type) and issubclass(n, BaseModel) for s in sections(n)]
 
 
-def test_every_knob_has_its_meaning_under_it() -> None:
+def test_every_setting_has_a_docstring() -> None:
     for section in sections(Config):
         assert section.__doc__
         for name, field in section.model_fields.items():

@@ -1,4 +1,4 @@
-"""Recipes say true things: what their comments tell you to type can be typed, and means a valid run."""
+"""The commands and overrides in the comments of recipes work and give valid configurations."""
 
 import re
 from importlib.resources import as_file, files
@@ -24,7 +24,7 @@ ASKED = {
 
 
 def comment(name: str) -> list[str]:
-    """The lines of a recipe's head, without their mark."""
+    """Return the lines of the comment at the top of a recipe, without `#`."""
     return [line.removeprefix("#").strip() for line in RECIPES[name].partition("\n\n")[0].splitlines()]
 
 
@@ -33,7 +33,7 @@ def test_there_is_a_recipe_for_every_published_experiment_and_way_to_run() -> No
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_overrides_that_a_recipe_names_make_a_valid_run(name: str) -> None:
+def test_the_overrides_in_a_recipe_are_valid(name: str) -> None:
     lines = [re.findall(r"--set ([^\s;,)]+(?:,[\d.]+\])?)", line) for line in comment(name)]
     with as_file(files("offbeat").joinpath(f"recipes/{name}.toml")) as path:
         for overrides in [[], *filter(None, lines)]:
@@ -41,7 +41,7 @@ def test_overrides_that_a_recipe_names_make_a_valid_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_commands_that_a_recipe_names_exist(name: str) -> None:
+def test_the_commands_in_a_recipe_exist(name: str) -> None:
     lines = [line for line in comment(name) if re.match(r"offbeat [a-z]+ (\S+\.\w+|--|\w+/)", line)]
     assert [fault for line in commands("\n".join(lines)) for fault in faults(line)] == []
 

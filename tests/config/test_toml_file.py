@@ -1,4 +1,4 @@
-"""Where a setting stands in its file, and what `--set` puts over it."""
+"""The line number of each setting in its file, and how `--set` overrides it."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def lines(text: str) -> dict[str, int]:
     return TomlFile(Path("run.toml"), text, {}, frozenset()).lines()
 
 
-def test_a_key_stands_where_it_is_written_whatever_surrounds_it() -> None:
+def test_each_key_has_the_line_on_which_it_is_written() -> None:
     assert lines(FILE) == {
         "seed": 2,
         "quoted": 3,
@@ -86,7 +86,7 @@ def test_a_setting_is_toml_or_else_text(setting: str, value: object, tmp_path: P
     assert found == value
 
 
-def test_a_later_setting_wins_and_a_wrong_one_names_itself(tmp_path: Path) -> None:
+def test_a_later_setting_wins_and_a_wrong_one_is_named(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("steps = 5")
     assert load(file, ["steps=6", "steps=7"]).steps == 7

@@ -1,4 +1,4 @@
-"""`offbeat eval` and `offbeat score`: on stored groups, on a tiny model, and with a scorer that changed its mind."""
+"""`offbeat eval` and `offbeat score`: on stored groups, on a tiny model, and with a changed reward function."""
 
 import shutil
 from pathlib import Path
@@ -26,7 +26,7 @@ LENIENT += "task = dataclasses.replace(arithmetic(), rewards=(Reward(lenient),))
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty groups of four: right, one too many, far off, and one that was never scored."""
+    """Thirty groups of four: a right answer, one too high by 1, a wrong one, and one without a score."""
     from offbeat.experience.log import ExperienceLog
 
     place = tmp_path_factory.mktemp("run")
@@ -61,7 +61,7 @@ def test_stored_groups_are_evaluated_with_intervals_and_slices(log: Path) -> Non
     assert "maj@2" in result.output and result.output.count("version ") == 2
 
 
-def test_what_changed_is_shown_and_nothing_is_written_unless_asked(log: Path, tmp_path: Path) -> None:
+def test_changed_scores_are_shown_and_nothing_is_written_by_default(log: Path, tmp_path: Path) -> None:
     file = tmp_path / "lenient.py"
     file.write_text(LENIENT)
     before = run(app, ["eval", str(log), "--task", "arithmetic"]).output
@@ -69,13 +69,13 @@ def test_what_changed_is_shown_and_nothing_is_written_unless_asked(log: Path, tm
     assert result.exit_code == 0, result.output
     cells = [line.split("│")[1:-1] for line in result.output.splitlines() if "│" in line]
     table = {(before.strip(), now.strip()): int(count) for before, now, count in cells}
-    assert table == {("unscorable (timeout)", "0"): 30, ("as before", "unchanged"): 90}
+    assert table == {("unscorable (timeout)", "0"): 30, ("unchanged", ""): 90}
     assert (
         "nothing was written" in result.output and run(app, ["eval", str(log), "--task", "arithmetic"]).output == before
     )
 
 
-def test_written_scores_count_from_then_on_and_unscorable_ones_do_not_erase(log: Path, tmp_path: Path) -> None:
+def test_written_scores_replace_the_stored_ones_except_unscorable_ones(log: Path, tmp_path: Path) -> None:
     from offbeat.experience.log import ExperienceLog
 
     copy = tmp_path / "experience"
@@ -94,7 +94,7 @@ def test_written_scores_count_from_then_on_and_unscorable_ones_do_not_erase(log:
     assert group.completions[3].score == Unscorable("timeout")
 
 
-def test_a_scorer_that_fails_everywhere_stops_with_examples(log: Path, tmp_path: Path) -> None:
+def test_a_reward_function_that_always_fails_stops_with_examples(log: Path, tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text(LENIENT.replace("text == '13'", "True"))
     result = run(app, ["score", str(log), "--task", str(file)])
@@ -118,12 +118,12 @@ def test_a_tiny_model_is_evaluated_with_intervals(tmp_path: Path) -> None:
         (["eval", "LOG", "--task", "arithmetic", "--set", "digits"], "need KEY=VALUE"),
         (["eval", "LOG", "--task", "none.py"], "does not exist"),
         (["eval", "./nowhere", "--task", "arithmetic"], "neither an experience log nor the directory of a model"),
-        (["eval", "LOG", "--task", "OTHER"], "holds no groups of task 'other'"),
+        (["eval", "LOG", "--task", "OTHER"], "has no groups of task 'other'"),
         (["score", "nowhere", "--task", "arithmetic"], "no experience log at nowhere"),
         (["score", "LOG", "--task", "arithmetic", "--tokenizer", "nowhere"], "is not a directory"),
     ],
 )
-def test_a_wrong_argument_is_answered_with_what_would_be_right(
+def test_a_wrong_argument_is_answered_with_the_right_one(
     arguments: list[str], message: str, log: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.py"
@@ -133,7 +133,7 @@ def test_a_wrong_argument_is_answered_with_what_would_be_right(
     assert result.exit_code in (1, 2) and message in " ".join(result.output.split()), result.output
 
 
-def test_a_mistyped_path_is_answered_at_once_and_never_looked_up_on_the_network(tmp_path: Path) -> None:
+def test_a_mistyped_path_is_an_error_at_once_and_never_looked_up_on_the_network(tmp_path: Path) -> None:
     result = run(app, ["eval", str(tmp_path / "nolog"), "--task", "arithmetic"])
     assert result.exit_code == 2 and "neither an experience log" in result.output
     result = run(app, ["eval", "nolog", "--task", "arithmetic"])

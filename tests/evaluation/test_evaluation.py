@@ -1,4 +1,4 @@
-"""Evaluation: estimators against brute force, intervals that cover, unscorable ones left out and counted."""
+"""Evaluation: estimators agree with brute force, intervals cover, unscorable completions are left out and counted."""
 
 import itertools
 import math
@@ -27,8 +27,8 @@ def test_pass_at_k_is_unbiased() -> None:
 
 
 @pytest.mark.parametrize("numbers", [(3, 4, 1), (3, 1, 4), (3, 1, 0), (0, 0, 1)])
-def test_pass_at_k_of_too_few_is_refused(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="does not exist"):
+def test_pass_at_k_of_too_few_completions_is_refused(numbers: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="is not defined"):
         pass_at_k(*numbers)
 
 
@@ -38,7 +38,7 @@ def test_the_majority_decides_and_ties_share() -> None:
     assert majority([None, None], [False, False]) == 0.0
 
 
-def test_maj_at_k_is_exact_where_draws_are_few_and_close_where_they_are_many() -> None:
+def test_maj_at_k_is_exact_with_few_draws_and_close_with_many() -> None:
     answers, correct = ["7"] * 9 + ["8"] * 7, [True] * 9 + [False] * 7
     exact = np.mean(
         [
@@ -51,7 +51,7 @@ def test_maj_at_k_is_exact_where_draws_are_few_and_close_where_they_are_many() -
     assert maj_at_k(answers[:1], correct[:1], 1) == 1.0
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_true_value_about_95_percent_of_the_time() -> None:
     rng = np.random.default_rng(1)
     covered = 0
     for trial in range(200):
@@ -69,7 +69,7 @@ def test_intervals_are_over_prompts_not_over_completions() -> None:
     assert wide.high - wide.low > 4 * (narrow.high - narrow.low)
 
 
-def test_what_could_not_be_scored_is_neither_right_nor_wrong() -> None:
+def test_an_unscorable_completion_is_neither_right_nor_wrong() -> None:
     [row] = evaluate(
         [Attempts("a", "x", [1.0, None, None]), Attempts("b", "x", [None]), Attempts("c", "x", [0.0, 0.5])]
     )
@@ -92,7 +92,7 @@ def test_without_answers_there_is_no_majority() -> None:
     assert set(evaluate([Attempts("a", "x", [1.0, 0.0])], ks=[2])[0].estimates) == {"mean reward", "pass@1", "pass@2"}
 
 
-def test_slices_have_their_own_rows_and_together_make_the_first() -> None:
+def test_slices_have_their_own_rows_and_sum_to_the_first_row() -> None:
     table = evaluate([Attempts(f"p{n}", "even" if n % 2 == 0 else "odd", [float(n < 4)]) for n in range(10)])
     assert [row.slice for row in table] == ["all", "even", "odd"]
     assert table[0].prompts == sum(row.prompts for row in table[1:])

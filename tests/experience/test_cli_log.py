@@ -1,4 +1,4 @@
-"""`offbeat import` and `offbeat log`: they say what is there, write only what they say, and the docs show the truth."""
+"""`offbeat import` and `offbeat log`: they print what is there, write only what they report, and match the docs."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.fixtures.groups import made, unscored
+from lab.fixtures.groups import make_group, without_scores
 from offbeat.cli.main import app
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
@@ -19,7 +19,7 @@ from offbeat.experience.log import ExperienceLog
 from offbeat.experience.quarantine import RefusalReason
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "experience.md"
+DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
 def run(*arguments: object) -> Result:
@@ -28,7 +28,7 @@ def run(*arguments: object) -> Result:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    """One token a byte, with an end and a chat template."""
+    """A tokenizer with one token for each byte, an end token and a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -36,12 +36,12 @@ def tokenizer(tmp_path: Path) -> Path:
     plain = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     plain.decoder = decoders.ByteLevel()
-    made_of = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<end>")
-    made_of.chat_template = (
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<end>")
+    wrapped.chat_template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
         "{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
     )
-    made_of.save_pretrained(tmp_path / "my-model")
+    wrapped.save_pretrained(tmp_path / "my-model")
     return tmp_path / "my-model"
 
 
@@ -49,7 +49,9 @@ def tokenizer(tmp_path: Path) -> Path:
 def place(tmp_path: Path) -> Path:
     """A log with groups trained, waiting, unripe and refused."""
     with ExperienceLog.open(tmp_path / "log") as log:
-        log.append([*(made(i) for i in range(4)), unscored(made(64)), Group("", made(0).prompt, ())])
+        log.append(
+            [*(make_group(i) for i in range(4)), without_scores(make_group(64)), Group("", make_group(0).prompt, ())]
+        )
         log.score([LateScore("g64", "g64/0", Score(1.0))])
         log.record(
             [LedgerEvent("g0", LedgerEventKind.TRAINED, step=1), LedgerEvent("g0", LedgerEventKind.TRAINED, step=5)]
@@ -66,7 +68,7 @@ def files(place: Path) -> dict[Path, int]:
     "command",
     ["import --help", "log --help", "log stats --help", "log fates --help", "log show --help", "log export --help"],
 )
-def test_help_answers_with_an_example_and_imports_nothing_heavy(command: str) -> None:
+def test_help_shows_an_example_and_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys\n"
         "for name in ('torch', 'lance', 'pyarrow', 'transformers', 'datasets', 'jinja2'): sys.modules[name] = None\n"
@@ -80,7 +82,7 @@ def test_help_answers_with_an_example_and_imports_nothing_heavy(command: str) ->
 def test_stats_count_what_is_there(place: Path) -> None:
     printed = run("log", "stats", place).output
     assert "5 groups, 40 completions, 33 scored" in printed
-    assert "7 completions without a reward; 1 groups unripe" in printed
+    assert "7 completions without a reward; 1 groups wait for feedback" in printed
     assert "arithmetic: 5 groups" in printed and "policy: 5 groups" in printed
     assert "  0: 4 groups" in printed and "  1: 1 groups" in printed
     assert "quarantined: 1\n  id: 1" in printed and "MB on disk, 1 late scores" in printed
@@ -90,7 +92,7 @@ def test_fates_balance_or_the_command_fails(place: Path) -> None:
     result = run("log", "fates", place)
     assert result.exit_code == 0
     assert "6 generated = 1 trained + 3 waiting + 2 dropped (1 expired, 1 quarantined) + 0 in flight" in result.output
-    assert "trained on 2 times in all" in result.output
+    assert "2 uses in training" in result.output
     with ExperienceLog.open(place) as log:
         log.record([LedgerEvent("never-seen\x1b[2J", LedgerEventKind.TRAINED, step=9)])
     result = run("log", "fates", place)
@@ -102,13 +104,13 @@ def test_a_group_is_shown_with_its_fate(place: Path) -> None:
     assert "group g0" in printed and "trained at steps 1, 5" in printed and printed.count("reward") == 8
     assert "expired (lag)" in run("log", "show", place, "g1").output
     printed = run("log", "show", place, "g64").output
-    assert printed.count("feedback awaited") == 7 and "waiting" in printed
+    assert printed.count("waiting for feedback") == 7 and "waiting" in printed
     assert run("log", "show", place, "--first", 2).output.count("group g") == 2
     missing = run("log", "show", place, "g99")
     assert missing.exit_code == 1 and "there is no group 'g99'" in missing.output
 
 
-def test_what_a_model_wrote_cannot_steer_the_terminal(tmp_path: Path, tokenizer: Path) -> None:
+def test_model_output_cannot_control_the_terminal(tmp_path: Path, tokenizer: Path) -> None:
     text = "\x1b[2Jgone\u202e\r\nnext"
     prompt = Prompt("p\x1b[1m", [1], "task\x07", {"hint": "\x9b31m"})
     from transformers import AutoTokenizer
@@ -126,29 +128,29 @@ def test_what_a_model_wrote_cannot_steer_the_terminal(tmp_path: Path, tokenizer:
 
 
 @pytest.mark.parametrize("command", ["stats", "fates", "show"])
-def test_looking_for_a_log_does_not_make_one(tmp_path: Path, command: str) -> None:
+def test_reading_a_missing_log_does_not_create_one(tmp_path: Path, command: str) -> None:
     result = run("log", command, tmp_path / "nothing")
     assert result.exit_code == 1 and "there is no experience log" in result.output
     assert not (tmp_path / "nothing").exists()
 
 
 @pytest.mark.parametrize("name", ["groups.jsonl", "groups.parquet"])
-def test_an_export_goes_into_another_log(place: Path, tmp_path: Path, name: str) -> None:
+def test_an_export_can_be_imported_into_another_log(place: Path, tmp_path: Path, name: str) -> None:
     assert "5 groups written" in run("log", "export", place, tmp_path / name).output
     assert run("log", "export", place, tmp_path / name).exit_code == 1
     printed = run("import", tmp_path / name, "--into", tmp_path / "other").output
-    assert "rows exported from an experience log" in printed and "taken        5 groups, 40 completions" in printed
+    assert "rows exported from an experience log" in printed and "imported     5 groups, 40 completions" in printed
     with ExperienceLog.open(place) as one, ExperienceLog.open(tmp_path / "other") as other:
         assert list(one.groups()) == list(other.groups())
 
 
-def test_a_dry_run_writes_nothing_and_makes_no_log(place: Path, tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing_and_creates_no_log(place: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": [1], "responses": [[2], [3]], "rewards": [1, 9]}\n{"prompt": [4]}\n')
-    told = ["--task", "t", "--source", "human", "--reward-range", "0,1", "--dry-run"]
+    options = ["--task", "t", "--source", "human", "--reward-range", "0,1", "--dry-run"]
     before = files(place)
     for into in (place, tmp_path / "nothing"):
-        result = run("import", rows, "--into", into, *told)
+        result = run("import", rows, "--into", into, *options)
         assert result.exit_code == 0 and "quarantined  2" in result.output and "nothing was written" in result.output
         assert "reward-range: 1" in result.output and "unreadable: 1" in result.output
     assert files(place) == before and not (tmp_path / "nothing").exists()
@@ -158,53 +160,63 @@ def test_text_needs_a_tokenizer_and_chat_its_template(tmp_path: Path, tokenizer:
     rows, into = tmp_path / "rows.jsonl", tmp_path / "log"
     asked = [{"role": "user", "content": "2+2="}]
     refused = [{"role": "system", "content": "be brief"}, *asked]
-    made_of = [{"prompt": prompt, "responses": ["4", "5"], "rewards": [1, 0]} for prompt in (asked, refused)]
-    rows.write_text("".join(json.dumps(row) + "\n" for row in made_of))
-    told = ["--into", into, "--task", "t", "--source", "human"]
-    without = run("import", rows, *told)
+    conversations = [{"prompt": prompt, "responses": ["4", "5"], "rewards": [1, 0]} for prompt in (asked, refused)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in conversations))
+    options = ["--into", into, "--task", "t", "--source", "human"]
+    without = run("import", rows, *options)
     assert without.exit_code == 1 and "text needs the policy's tokenizer" in without.output
-    result = run("import", rows, *told, "--tokenizer", tokenizer)
-    assert result.exit_code == 0 and "taken        1 groups" in result.output
+    result = run("import", rows, *options, "--tokenizer", tokenizer)
+    assert result.exit_code == 0 and "imported     1 groups" in result.output
     assert "the chat template refuses the prompt: no system here" in result.output
     shown = run("log", "show", into, "--tokenizer", tokenizer).output
     assert "user: 2+2=\n    assistant: \n" in shown and "4<end>" in shown
     rows.write_text('{"prompt": "2+2=", "responses": ["4", "5"], "rewards": [1, 0]}\n')
-    result = run("import", rows, *told, "--tokenizer", tokenizer, "--chat")
-    assert result.exit_code == 0 and "left alone   1 groups" in result.output  # the same prompt, said differently
+    result = run("import", rows, *options, "--tokenizer", tokenizer, "--chat")
+    assert result.exit_code == 0 and "skipped      1 groups" in result.output  # the same prompt in another form
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("options", "message"),
     [
         (["--reward-range", "0"], "two numbers like 0,1"),
-        (["--reward-range", "0,1"], "say which with --task"),
+        (["--reward-range", "0,1"], "give its name with --task"),
         (["--columns", "promt=q"], "did you mean 'prompt'?"),
         (["--tokenizer", "nowhere"], "is not a directory"),
-        (["--task", "t"], "do not say their source"),
+        (["--task", "t"], "the rows have no source"),
     ],
 )
-def test_a_wrong_option_is_answered_in_a_sentence(tmp_path: Path, told: list[str], says: str) -> None:
+def test_a_wrong_option_gives_a_message(tmp_path: Path, options: list[str], message: str) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": [1], "responses": [[2]]}\n')
-    result = run("import", tmp_path / "rows.jsonl", "--into", tmp_path / "log", *told)
-    assert result.exit_code in (1, 2) and says in " ".join(result.output.split())
+    result = run("import", tmp_path / "rows.jsonl", "--into", tmp_path / "log", *options)
+    assert result.exit_code in (1, 2) and message in " ".join(result.output.split())
     assert "Traceback" not in result.output
 
 
-def test_the_docs_name_every_reason_of_the_door() -> None:
-    table = DOCS.read_text(encoding="utf-8").partition("## The door")[2].partition("\n## ")[0]
+def test_the_docs_list_every_reason_for_refusal() -> None:
+    page = (DOCS / "reference" / "experience-log.md").read_text(encoding="utf-8")
+    table = page.partition("## Reasons for refusal")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == [reason.value for reason in RefusalReason]
 
 
-def test_commands_in_the_docs_do_what_is_shown(
-    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "least_commands", "least_compared"), [("import-completions", 1, 1), ("inspect-the-log", 7, 0)]
+)
+def test_commands_in_the_docs_print_what_is_shown(
+    name: str,
+    least_commands: int,
+    least_compared: int,
+    tmp_path: Path,
+    tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All blocks in order: Python and commands run, and text after a command is what it printed."""
     monkeypatch.chdir(tmp_path)
+    page = DOCS / "how-to" / f"{name}.md"
     namespace: dict[str, object] = {"__name__": "docs"}
     printed, commands, compared = "", 0, 0
-    for language, block in re.findall(r"```(\w+)\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL):
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         if language == "python":
-            exec(compile(block, str(DOCS), "exec"), namespace)
+            exec(compile(block, str(page), "exec"), namespace)
         elif language == "bash":
             for line in block.replace("\\\n", " ").splitlines():
                 program, *arguments = shlex.split(line)
@@ -214,4 +226,4 @@ def test_commands_in_the_docs_do_what_is_shown(
         else:
             assert language == "text" and block == printed
             compared += 1
-    assert commands >= 8 and compared >= 1
+    assert commands >= least_commands and compared >= least_compared

@@ -1,4 +1,4 @@
-"""Compaction changes a handle in place, and Lance panics where two threads share one."""
+"""Compaction changes a handle in place, and Lance panics if two threads share one."""
 
 import threading
 from pathlib import Path

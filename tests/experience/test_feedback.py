@@ -1,4 +1,4 @@
-"""Scores that come late, and deadlines for them."""
+"""Late scores, and deadlines for them."""
 
 import time
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.groups import RULES, made, unscored
+from lab.fixtures.groups import RULES, make_group, without_scores
 from offbeat.experience.feedback import Deadline, LateScore, Overdue
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.quarantine import RefusalReason
@@ -24,8 +24,8 @@ def ripe(log: ExperienceLog) -> dict[int, bool]:
     return dict(zip(rows.ordinal.tolist(), rows.ripe.tolist(), strict=True))
 
 
-def test_a_group_ripens_when_its_last_score_comes(log: ExperienceLog) -> None:
-    log.append([unscored(made(0, size=2)), made(1)])
+def test_a_group_is_ripe_when_its_last_score_arrives(log: ExperienceLog) -> None:
+    log.append([without_scores(make_group(0, size=2)), make_group(1)])
     assert ripe(log) == {0: False, 1: True}
     log.score([LateScore("g0", "g0/0", Score(1.0))])
     assert ripe(log) == {0: False, 1: True}
@@ -34,8 +34,8 @@ def test_a_group_ripens_when_its_last_score_comes(log: ExperienceLog) -> None:
     assert [c.score for c in log.read(["g0"])[0].completions] == [Score(1.0), Unscorable("crash", "segmentation fault")]
 
 
-def test_another_process_may_score(log: ExperienceLog, tmp_path: Path) -> None:
-    log.append([unscored(made(0, size=2))])
+def test_another_process_can_score(log: ExperienceLog, tmp_path: Path) -> None:
+    log.append([without_scores(make_group(0, size=2))])
     with ExperienceLog.open(tmp_path / "log") as other:
         other.score([LateScore("g0", "g0/0", Score(1.0)), LateScore("g0", "g0/1", Score(0.0))])
     assert ripe(log) == {0: True}
@@ -44,7 +44,7 @@ def test_another_process_may_score(log: ExperienceLog, tmp_path: Path) -> None:
 
 
 def test_the_last_score_counts(log: ExperienceLog) -> None:
-    log.append([made(0, size=2)])
+    log.append([make_group(0, size=2)])
     log.score([LateScore("g0", "g0/0", Score(0.25)), LateScore("g0", "g0/0", Score(0.75, {"style": 0.75}))])
     log.score([LateScore("g0", "g0/1", Score(0.1))])
     log.score([LateScore("g0", "g0/1", Score(0.25))])
@@ -52,15 +52,15 @@ def test_the_last_score_counts(log: ExperienceLog) -> None:
 
 
 def test_lag_counts_from_generation_however_late_the_score(log: ExperienceLog) -> None:
-    log.append([unscored(made(640, size=2))])
+    log.append([without_scores(make_group(640, size=2))])
     log.score(LateScore("g640", f"g640/{i}", Score(1.0)) for i in range(2))
     rows, _ = log.index_since(None)
     assert rows.oldest_version.tolist() == [10]
     assert log.read([0])[0].oldest_version == 10
 
 
-def test_feedback_that_fits_nothing_is_quarantined_with_its_reason(log: ExperienceLog) -> None:
-    log.append([unscored(made(0, size=2))])
+def test_invalid_feedback_is_quarantined_with_its_reason(log: ExperienceLog) -> None:
+    log.append([without_scores(make_group(0, size=2))])
     receipt = log.score(
         [
             LateScore("g9", "g9/0", Score(1.0)),
@@ -77,17 +77,17 @@ def test_feedback_that_fits_nothing_is_quarantined_with_its_reason(log: Experien
         RefusalReason.REWARD_RANGE,
         RefusalReason.REWARD,
     ]
-    assert log.ledger().generated == 1, "refused feedback is no refused group"
+    assert log.ledger().generated == 1, "refused feedback must not count as a refused group"
 
 
-def test_before_the_deadline_nothing_is_given_up(log: ExperienceLog) -> None:
-    log.append([unscored(made(0))])
+def test_no_group_is_overdue_before_the_deadline(log: ExperienceLog) -> None:
+    log.append([without_scores(make_group(0))])
     assert log.give_up(Deadline(seconds=60), now=time.time() + 59) == []
     assert ripe(log) == {0: False}
 
 
-def test_an_overdue_group_can_be_trained_on_what_was_scored(log: ExperienceLog) -> None:
-    log.append([unscored(made(0, size=4)), made(1)])
+def test_an_overdue_group_can_be_trained_on_the_scores_it_has(log: ExperienceLog) -> None:
+    log.append([without_scores(make_group(0, size=4)), make_group(1)])
     log.score([LateScore("g0", "g0/0", Score(1.0)), LateScore("g0", "g0/2", Score(0.0))])
     assert log.give_up(Deadline(60, Overdue.TRAIN_SCORED), now=time.time() + 61) == ["g0"]
     rows, _ = log.index_since(None)
@@ -98,8 +98,8 @@ def test_an_overdue_group_can_be_trained_on_what_was_scored(log: ExperienceLog) 
     assert log.give_up(Deadline(60, Overdue.TRAIN_SCORED), now=time.time() + 61) == []
 
 
-def test_an_overdue_group_can_be_dropped_for_good(log: ExperienceLog) -> None:
-    log.append([unscored(made(0, size=2)), made(1)])
+def test_an_overdue_group_can_be_dropped_permanently(log: ExperienceLog) -> None:
+    log.append([without_scores(make_group(0, size=2)), make_group(1)])
     before = log.snapshot()
     assert log.give_up(Deadline(60, Overdue.DROP), now=time.time() + 61) == ["g0"]
     log.score(LateScore("g0", f"g0/{i}", Score(1.0)) for i in range(2))

@@ -31,11 +31,11 @@ class TestIndex:
             index.feed(rows(3, [0]))
         with pytest.raises(ValueError, match="equally long"):
             replace(rows(0, [0, 0]), ripe=[True])
-        with pytest.raises(ValueError, match="counts from 0, found -1"):
+        with pytest.raises(ValueError, match="counts from 0; found -1"):
             index.feed(rows(-1, [0]))
         assert len(index) == 2
 
-    def test_replaces_what_it_knew_of_a_group_whose_feedback_changed(self):
+    def test_replaces_the_values_of_a_group_whose_feedback_changed(self):
         index = Index()
         index.feed(rows(0, [3, 3, 3]))
         index.feed(replace(rows(1, [3, 4]), ordinal=[1, 3], reward_mean=[0.25, 0.75]))
@@ -44,7 +44,7 @@ class TestIndex:
 
     @settings(deadline=None)
     @given(st.lists(st.integers(0, 3000), max_size=6))
-    def test_keeps_what_it_was_fed_however_it_grew(self, sizes: list[int]):
+    def test_keeps_what_it_was_fed_for_any_sizes_of_feeds(self, sizes: list[int]):
         index, expected = Index(), []
         for size in sizes:
             versions = list(range(len(expected), len(expected) + size))

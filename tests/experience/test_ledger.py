@@ -1,4 +1,4 @@
-"""Fates and conservation, from the log alone."""
+"""Fates and conservation, computed from the log alone."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.fixtures.groups import made
+from lab.fixtures.groups import make_group
 from offbeat.errors import ConservationError
 from offbeat.experience.ledger import Fate, LedgerEvent, LedgerEventKind, settle
 from offbeat.experience.log import ExperienceLog
 
-H = LedgerEventKind
+Kind = LedgerEventKind
 
 
 def fates(
@@ -20,16 +20,16 @@ def fates(
     return {name: entry.fate for name, entry in settle(stored, events, refused or []).fates.items()}
 
 
-def test_each_fate_by_hand() -> None:
+def test_each_fate_against_hand_computed_values() -> None:
     events = [
-        *(LedgerEvent(name, H.STARTED) for name in "abcdefgh"),
-        LedgerEvent("b", H.LOST, cause="worker 3 is gone"),
-        LedgerEvent("c", H.TRAINED, step=1),
-        LedgerEvent("c", H.TRAINED, step=4),
-        LedgerEvent("d", H.EXPIRED, step=9, cause="lag"),
-        LedgerEvent("e", H.ZERO_VARIANCE, step=2),
-        LedgerEvent("f", H.TOO_SMALL, step=2),
-        LedgerEvent("g", H.SUPERSEDED, step=2),
+        *(LedgerEvent(name, Kind.STARTED) for name in "abcdefgh"),
+        LedgerEvent("b", Kind.LOST, cause="worker 3 is gone"),
+        LedgerEvent("c", Kind.TRAINED, step=1),
+        LedgerEvent("c", Kind.TRAINED, step=4),
+        LedgerEvent("d", Kind.EXPIRED, step=9, cause="lag"),
+        LedgerEvent("e", Kind.ZERO_VARIANCE, step=2),
+        LedgerEvent("f", Kind.TOO_SMALL, step=2),
+        LedgerEvent("g", Kind.SUPERSEDED, step=2),
     ]
     ledger = settle(list("cdefgh"), events, [("x", "reward")])
     assert {name: entry.fate.value for name, entry in ledger.fates.items()} == {
@@ -51,35 +51,35 @@ def test_each_fate_by_hand() -> None:
 
 
 def test_a_lost_group_that_is_started_again_is_in_flight() -> None:
-    assert fates([], [LedgerEvent("a", H.STARTED), LedgerEvent("a", H.LOST), LedgerEvent("a", H.STARTED)]) == {
+    assert fates([], [LedgerEvent("a", Kind.STARTED), LedgerEvent("a", Kind.LOST), LedgerEvent("a", Kind.STARTED)]) == {
         "a": Fate.IN_FLIGHT
     }
-    assert fates(["a"], [LedgerEvent("a", H.STARTED), LedgerEvent("a", H.LOST)]) == {"a": Fate.WAITING}
+    assert fates(["a"], [LedgerEvent("a", Kind.STARTED), LedgerEvent("a", Kind.LOST)]) == {"a": Fate.WAITING}
 
 
-def test_a_group_mended_after_quarantine_counts_as_appended() -> None:
+def test_a_group_that_is_fixed_after_quarantine_counts_as_appended() -> None:
     assert fates(["a"], [], [("a", "reward")]) == {"a": Fate.WAITING}
 
 
-def test_trained_once_is_trained_for_good() -> None:
-    assert fates(["a"], [LedgerEvent("a", H.TRAINED, step=1), LedgerEvent("a", H.EXPIRED, step=7)]) == {
+def test_a_trained_group_stays_trained() -> None:
+    assert fates(["a"], [LedgerEvent("a", Kind.TRAINED, step=1), LedgerEvent("a", Kind.EXPIRED, step=7)]) == {
         "a": Fate.TRAINED
     }
 
 
 def test_the_same_event_twice_counts_once() -> None:
-    ledger = settle(["a"], [LedgerEvent("a", H.TRAINED, step=3), LedgerEvent("a", H.TRAINED, step=3)])
+    ledger = settle(["a"], [LedgerEvent("a", Kind.TRAINED, step=3), LedgerEvent("a", Kind.TRAINED, step=3)])
     assert ledger.uses == 1
 
 
-def test_a_resumed_trainer_takes_back_the_steps_after_its_checkpoint() -> None:
+def test_a_resumed_trainer_cancels_the_steps_after_its_checkpoint() -> None:
     events = [
-        LedgerEvent("a", H.TRAINED, step=10),
-        LedgerEvent("b", H.TRAINED, step=11),
-        LedgerEvent("c", H.EXPIRED, step=11),
-        LedgerEvent("d", H.TRAINED, step=11, by="another trainer"),
-        LedgerEvent("", H.REWOUND, step=10),
-        LedgerEvent("c", H.TRAINED, step=11),
+        LedgerEvent("a", Kind.TRAINED, step=10),
+        LedgerEvent("b", Kind.TRAINED, step=11),
+        LedgerEvent("c", Kind.EXPIRED, step=11),
+        LedgerEvent("d", Kind.TRAINED, step=11, by="another trainer"),
+        LedgerEvent("", Kind.REWOUND, step=10),
+        LedgerEvent("c", Kind.TRAINED, step=11),
     ]
     assert fates(list("abcd"), events) == {
         "a": Fate.TRAINED,
@@ -90,14 +90,14 @@ def test_a_resumed_trainer_takes_back_the_steps_after_its_checkpoint() -> None:
 
 
 def test_a_trained_group_that_was_never_appended_is_an_error() -> None:
-    ledger = settle(["a"], [LedgerEvent("b", H.TRAINED, step=1)])
+    ledger = settle(["a"], [LedgerEvent("b", Kind.TRAINED, step=1)])
     with pytest.raises(ConservationError, match="1 groups have a fate but were never appended"):
         ledger.check()
 
 
-def test_a_step_is_demanded_where_one_belongs() -> None:
-    with pytest.raises(ValueError, match="needs its step"):
-        LedgerEvent("a", H.TRAINED)
+def test_an_event_of_a_step_needs_its_step() -> None:
+    with pytest.raises(ValueError, match="needs a step"):
+        LedgerEvent("a", Kind.TRAINED)
 
 
 @given(
@@ -112,16 +112,16 @@ def test_every_group_has_exactly_one_fate(
     assert sum(ledger.counts.values()) == ledger.generated
     assert stored <= set(ledger.fates)
     assert all(ledger.fates[name].fate not in (Fate.IN_FLIGHT, Fate.LOST) for name in stored)
-    named = {event.group_id for event in events if event.event is H.QUARANTINED}
+    named = {event.group_id for event in events if event.event is Kind.QUARANTINED}
     assert {name for name in stored if ledger.fates[name].fate is Fate.QUARANTINED} <= named
 
 
 def test_the_log_computes_the_ledger_of_a_snapshot(tmp_path: Path) -> None:
     with ExperienceLog.open(tmp_path) as log:
-        log.record(LedgerEvent(f"g{i}", H.STARTED) for i in range(4))
-        log.append([made(0), made(1), made(2)])
+        log.record(LedgerEvent(f"g{i}", Kind.STARTED) for i in range(4))
+        log.append([make_group(0), make_group(1), make_group(2)])
         before = log.snapshot()
-        log.record([LedgerEvent("g0", H.TRAINED, step=1), LedgerEvent("g1", H.ZERO_VARIANCE, step=1)])
+        log.record([LedgerEvent("g0", Kind.TRAINED, step=1), LedgerEvent("g1", Kind.ZERO_VARIANCE, step=1)])
         assert str(log.ledger(before)) == "4 generated = 0 trained + 3 waiting + 0 dropped (none) + 1 in flight"
         now = log.ledger()
         now.check()

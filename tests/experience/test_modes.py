@@ -20,6 +20,6 @@ class TestSettings:
             (lambda: Offline(cooldown=-1), "cooldown = -1"),
         ],
     )
-    def test_that_make_no_sense_are_refused_by_name(self, make: Callable[[], object], words: str):
+    def test_invalid_settings_are_named_in_the_error(self, make: Callable[[], object], words: str):
         with pytest.raises(ValueError, match=words):
             make()

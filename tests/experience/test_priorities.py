@@ -32,7 +32,7 @@ class TestWeightedDraw:
         share = np.array(expected) / np.sum(expected)
         error = 5 * np.sqrt(share * (1 - share) / n)
         assert (np.abs(first - share) < error).all()
-        # The second is drawn from what the first left.
+        # The second is drawn from the remaining ones.
         after_0 = np.array([draw[1] for draw in draws if draw[0] == 0])
         left = np.where(np.arange(4) == 0, 0, share) / (1 - share[0])
         found = np.bincount(after_0, minlength=4) / len(after_0)
@@ -40,7 +40,7 @@ class TestWeightedDraw:
 
     @settings(deadline=None)
     @given(st.integers(0, 2**63 - 1), st.integers(0, 50), st.integers(0, 60))
-    def test_choose_without_repetition(self, key: int, n: int, count: int):
+    def test_draws_without_repetition(self, key: int, n: int, count: int):
         chosen = weighted_draw(key, np.arange(n) + 100, np.zeros(n), count).tolist()
         assert len(chosen) == len(set(chosen)) == min(n, count)
         assert all(100 <= ordinal < 100 + n for ordinal in chosen)

@@ -57,7 +57,7 @@ class TestFresh:
         sampler.feed(rows(1, [0]))
         assert batch(sampler, 1) == (1, 3)
 
-    def test_expires_beyond_max_lag_and_says_so_once(self):
+    def test_expires_beyond_max_lag_and_reports_it_once(self):
         sampler = fed(Fresh(), SamplerLimits(batch=2, max_lag=2), rows(0, [0, 1, 2, 3, 3]))
         draw = sampler.draw(4)
         assert draw == Draw(
@@ -65,24 +65,24 @@ class TestFresh:
         )
         assert sampler.draw(5) == Waiting(5, needed=1, cooling=0, dropped=())
 
-    def test_expires_groups_whose_feedback_comes_too_late(self):
+    def test_expires_groups_whose_feedback_arrives_too_late(self):
         sampler = fed(Fresh(), SamplerLimits(batch=1, max_lag=1), rows(0, [0], ripe=[False], scored=[0]))
         assert sampler.draw(1).dropped == ()
         assert sampler.draw(2).dropped == (Dropped(0, "expired"),)
         sampler.feed(rows(0, [0]))
         assert sampler.draw(2) == Waiting(2, 1, 0, ())
 
-    def test_never_expires_a_group_without_a_version_of_ours(self):
+    def test_never_expires_a_group_without_a_policy_version(self):
         sampler = fed(Fresh(), SamplerLimits(batch=1, max_lag=0), rows(0, [NO_VERSION]))
         assert sampler.draw(1000) == Draw(1000, (0,), (False,), (None,), ())
 
-    def test_leaves_groups_of_versions_it_has_yet_to_reach_for_later(self):
-        # A run that goes back to a checkpoint finds in the log what its lost steps had generated.
+    def test_does_not_draw_groups_of_versions_that_are_not_reached_yet(self):
+        # After a resume the log still has the groups that the lost steps generated.
         sampler = fed(Fresh(), SamplerLimits(batch=2, max_lag=3), rows(0, [0, 2, 2]))
         assert sampler.draw(0) == Waiting(0, needed=1, cooling=0, dropped=())
         assert batch(sampler, 2) == (0, 1)
 
-    def test_drops_groups_that_cannot_be_compared_and_on_request_those_without_contrast(self):
+    def test_drops_groups_that_are_too_small_and_on_request_those_with_equal_rewards(self):
         columns = rows(0, [0] * 4, scored=[1, 8, 0, 8], reward_std=[0.0, 0.0, 0.0, 0.4])
         assert fed(Fresh(), SamplerLimits(batch=2), columns).draw(0) == Draw(
             0, (1, 3), (False, False), (0, 0), (Dropped(0, "too-small"), Dropped(2, "too-small"))
@@ -91,7 +91,7 @@ class TestFresh:
         assert strict.ordinals == (3,)
         assert strict.dropped == (Dropped(0, "too-small"), Dropped(1, "zero-variance"), Dropped(2, "too-small"))
 
-    def test_leaves_groups_of_other_tasks_and_sources_alone(self):
+    def test_ignores_groups_of_other_tasks_and_sources(self):
         columns = rows(0, [0] * 4, task=[0, 1, 1, 1], sources=[1, 1, 2, 3])
         only = fed(Fresh(), SamplerLimits(batch=1, max_lag=1, tasks=frozenset({1}), sources=2), columns)
         assert batch(only, 0) == (2,)
@@ -99,23 +99,23 @@ class TestFresh:
 
     @settings(max_examples=100, deadline=None)
     @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.lists(st.integers(0, 60), max_size=8))
-    def test_draws_the_same_however_the_log_trickled_in(self, versions: list[int], cuts: list[int]):
+    def test_draws_the_same_for_any_order_of_arrival(self, versions: list[int], cuts: list[int]):
         whole = fed(Fresh(), SamplerLimits(batch=4, max_lag=5), rows(0, versions))
-        trickling = Sampler(Fresh(), SamplerLimits(batch=4, max_lag=5), seed=3)
+        piecewise = Sampler(Fresh(), SamplerLimits(batch=4, max_lag=5), seed=3)
         edges = sorted({0, len(versions), *(cut for cut in cuts if cut < len(versions))})
         pieces = [rows(a, versions[a:b]) for a, b in itertools.pairwise(edges)]
         for k in range(16):
-            expected, found = whole.draw(k), trickling.draw(k)
+            expected, found = whole.draw(k), piecewise.draw(k)
             while isinstance(found, Waiting) and pieces:
-                trickling.feed(pieces.pop(0))
-                found = trickling.draw(k)
+                piecewise.feed(pieces.pop(0))
+                found = piecewise.draw(k)
             assert type(found) is type(expected)
             if isinstance(expected, Draw) and isinstance(found, Draw):
                 assert found.ordinals == expected.ordinals
 
 
 class TestReplay:
-    def test_takes_its_share_from_the_past_and_fresh_groups_while_there_is_none(self):
+    def test_takes_its_share_from_the_past_and_fresh_groups_until_there_is_a_past(self):
         sampler = fed(Replay(share=0.5, reuse_budget=3), SamplerLimits(batch=4), rows(0, [0] * 12))
         first = sampler.draw(0)
         assert first.ordinals == (0, 1, 2, 3) and not any(first.replayed)
@@ -134,8 +134,8 @@ class TestReplay:
         batch(sampler, 0)
         assert sampler.draw(1) == Waiting(1, needed=1, cooling=0, dropped=())
 
-    def test_the_past_gives_way_to_fresh_groups_for_which_it_is_now_or_never(self):
-        # Begun while the past had nothing to offer; then somebody's feedback arrived.
+    def test_fresh_groups_that_would_expire_come_before_past_groups(self):
+        # The fresh groups were started while there were no past groups; then feedback arrived.
         columns = rows(0, [1] * 3 + [2] + [NO_VERSION] * 4)
         draw = fed(Replay(share=0.5), SamplerLimits(batch=4, max_lag=1), columns).draw(2)
         assert draw.ordinals[:3] == (0, 1, 2) and draw.replayed == (False, False, False, True)
@@ -150,7 +150,7 @@ class TestReplay:
                 assert k - drawn.get(ordinal, -99) > 2
                 drawn[ordinal] = k
 
-    def test_spends_no_more_than_the_budget(self):
+    def test_draws_no_group_more_often_than_the_budget(self):
         sampler = fed(Replay(share=0.5, reuse_budget=2), SamplerLimits(batch=2), rows(0, [0] * 30))
         uses = Counter(ordinal for k in range(20) for ordinal in batch(sampler, k))
         assert max(uses.values()) == 2
@@ -161,16 +161,16 @@ class TestReplay:
         draw = sampler.draw(2)
         assert draw.ordinals == (2, 3) and draw.dropped == ()
 
-    def test_draws_anew_at_every_step(self):
+    def test_draws_differently_at_every_step(self):
         mode = Replay(share=1.0, reuse_budget=99, priority=Priority(0, 0, 0, 0))
         sampler = fed(mode, SamplerLimits(batch=1), rows(0, [NO_VERSION] * 1000))
         assert len({batch(sampler, k) for k in range(20)}) > 15
 
-    def test_weighs_by_the_index_as_it_is_now(self):
-        favourite = rows(0, [NO_VERSION] * 50, reward_std=[0.0] * 49 + [0.5])
+    def test_uses_the_current_values_of_the_index(self):
+        favorite = rows(0, [NO_VERSION] * 50, reward_std=[0.0] * 49 + [0.5])
         only_contrast = Replay(share=1.0, priority=Priority(0, 0, 30, 0))
-        assert batch(fed(only_contrast, SamplerLimits(batch=1), favourite), 0) == (49,)
-        corrected = fed(only_contrast, SamplerLimits(batch=1), favourite)
+        assert batch(fed(only_contrast, SamplerLimits(batch=1), favorite), 0) == (49,)
+        corrected = fed(only_contrast, SamplerLimits(batch=1), favorite)
         corrected.feed(rows(49, [NO_VERSION], reward_std=[0.0]))
         corrected.feed(rows(7, [NO_VERSION], reward_std=[0.5]))
         assert batch(corrected, 0) == (7,)
@@ -184,20 +184,20 @@ class TestOffline:
         assert epochs[0] != epochs[1] != epochs[2]
         assert sampler.draw(12) == Waiting(12, needed=5, cooling=0, dropped=())
 
-    def test_spans_epochs_with_a_batch_that_holds_no_group_twice(self):
+    def test_spans_epochs_with_a_batch_that_has_no_group_twice(self):
         sampler = fed(Offline(), SamplerLimits(batch=5), rows(0, [0] * 7))
         drawn = [batch(sampler, k) for k in range(14)]
         assert all(len(set(ordinals)) == 5 for ordinals in drawn)
         assert set(Counter(o for ordinals in drawn for o in ordinals).values()) == {10}
 
-    def test_says_that_the_cooldown_is_what_holds_it_up(self):
+    def test_reports_how_many_groups_the_cooldown_holds_back(self):
         sampler = fed(Offline(cooldown=1), SamplerLimits(batch=4), rows(0, [0] * 6))
         batch(sampler, 0)
         assert sampler.draw(1) == Waiting(1, needed=2, cooling=4, dropped=())
 
     @settings(max_examples=60, deadline=None)
     @given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 9), st.integers(0, 99))
-    def test_keeps_the_cooldown_across_the_seam_and_still_counts_evenly(self, size, cooldown, spare, seed):
+    def test_keeps_the_cooldown_across_epochs_and_still_counts_evenly(self, size, cooldown, spare, seed):
         n = size * (cooldown + 1) + spare
         sampler = fed(Offline(cooldown=cooldown), SamplerLimits(batch=size), rows(0, [0] * n), seed)
         last: dict[int, int] = {}
@@ -211,13 +211,13 @@ class TestOffline:
             uses.update(ordinals)
         assert max(uses.values()) - min(uses[o] for o in range(n)) <= 2
 
-    def test_loses_nothing_by_asking_too_early(self):
+    def test_loses_nothing_if_a_draw_comes_too_early(self):
         sampler = fed(Offline(epochs=1), SamplerLimits(batch=4), rows(0, [0] * 3))
         assert sampler.draw(0) == Waiting(0, needed=1, cooling=0, dropped=())
         sampler.feed(rows(3, [0] * 5))
         assert sorted(batch(sampler, 0) + batch(sampler, 1)) == list(range(8))
 
-    def test_lets_what_arrives_meanwhile_join_the_next_epoch(self):
+    def test_new_groups_join_the_next_epoch(self):
         sampler = fed(Offline(), SamplerLimits(batch=2), rows(0, [0] * 4))
         batch(sampler, 0)
         sampler.feed(rows(4, [0] * 2))
@@ -239,14 +239,14 @@ class TestOffline:
 
 @dataclass
 class Script:
-    """Feeds and draws in a fixed interleaving, as a run would make them."""
+    """Feeds and draws in a fixed order, as in a run."""
 
     mode: Mode
     limits: SamplerLimits
     feeds: list[Columns]
 
     def play(self, kill_after: set[int]) -> list[Draw | Waiting]:
-        """One draw after each feed; at each point in `kill_after` only the log and the JSON state survive."""
+        """Draw once after each feed. After each step in `kill_after`, only the log and the JSON state survive."""
         sampler = Sampler(self.mode, self.limits, seed=11)
         seen = []
         for k, columns in enumerate(self.feeds):
@@ -289,16 +289,16 @@ def scripts(draw: st.DrawFn) -> Script:
 class TestResume:
     @settings(max_examples=300, deadline=None)
     @given(scripts(), st.sets(st.integers(0, 30)))
-    def test_continues_with_the_identical_sequence_wherever_it_was_killed(self, script: Script, kills: set[int]):
+    def test_continues_with_the_identical_sequence_after_any_kills(self, script: Script, kills: set[int]):
         assert script.play(kills) == script.play(set())
 
     def test_refuses_a_state_of_another_mode_seed_or_log(self):
         state = fed(Fresh(), SamplerLimits(batch=1), rows(0, [0] * 3)).state()
-        with pytest.raises(ValueError, match="mode = 'fresh', this sampler 'offline'"):
+        with pytest.raises(ValueError, match="mode = 'fresh', this sampler has 'offline'"):
             fed(Offline(), SamplerLimits(batch=1), rows(0, [0] * 3)).restore(state)
-        with pytest.raises(ValueError, match="seed = 3, this sampler 4"):
+        with pytest.raises(ValueError, match="seed = 3, this sampler has 4"):
             fed(Fresh(), SamplerLimits(batch=1), rows(0, [0] * 3), seed=4).restore(state)
-        with pytest.raises(ValueError, match="knows 3 groups, and only 2 were fed"):
+        with pytest.raises(ValueError, match="contains 3 groups, but only 2 were fed"):
             fed(Fresh(), SamplerLimits(batch=1), rows(0, [0] * 2)).restore(state)
 
     def test_refuses_to_draw_twice_for_one_step(self):
@@ -314,10 +314,10 @@ class TestResume:
         assert len(json.dumps(sampler.state())) < 200
 
 
-class TestEverywhere:
+class TestEveryMode:
     @settings(max_examples=300, deadline=None)
     @given(scripts())
-    def test_breaks_no_bound_and_loses_no_group(self, script: Script):
+    def test_exceeds_no_limit_and_loses_no_group(self, script: Script):
         sampler = Sampler(script.mode, script.limits, seed=5)
         index = Index()
         uses: Counter[int] = Counter()
@@ -348,7 +348,7 @@ class TestEverywhere:
 
 
 class TestMemory:
-    def test_is_well_below_200_bytes_a_group_however_it_grew(self):
+    def test_is_well_below_200_bytes_a_group(self):
         sampler = Sampler(Offline(), SamplerLimits(batch=8), seed=0)
         for first in range(0, 50_000, 500):
             sampler.feed(rows(first, [0] * 500))

@@ -1,4 +1,4 @@
-"""A group becomes a row and comes back; anybody can read the row."""
+"""Groups convert to rows and back, and other tools can read the rows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.fixtures.groups import groups, made
+from lab.fixtures.groups import groups, make_group
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.rows import group_rows, groups_from
 from offbeat.experience.schema import GROUPS, digest
@@ -19,7 +19,7 @@ from offbeat.types import Group, Score
 
 @given(st.lists(groups(), min_size=1, max_size=5))
 @settings(deadline=None)
-def test_groups_survive_the_way_to_rows_and_back(given_groups: list[Group]) -> None:
+def test_groups_are_unchanged_after_conversion_to_rows_and_back(given_groups: list[Group]) -> None:
     rows = group_rows(given_groups, [digest(g) for g in given_groups], appended_at=1.0, writer="test")
     assert rows.schema == GROUPS
     back = groups_from(rows)
@@ -35,7 +35,7 @@ def test_equal_digests_mean_equal_groups(one: Group, other: Group) -> None:
 
 @pytest.mark.parametrize("field", ["token_ids", "behavior_logprobs", "loss_mask"])
 def test_one_changed_token_changes_the_digest(field: str) -> None:
-    group = made(1)
+    group = make_group(1)
     values = getattr(group.completions[3], field).copy()
     values[5] = 0 if field != "loss_mask" else False
     changed = replace(group.completions[3], **{field: values})
@@ -44,23 +44,23 @@ def test_one_changed_token_changes_the_digest(field: str) -> None:
     )
 
 
-def test_arrays_read_back_are_frozen() -> None:
-    group = groups_from(group_rows([made(1)], ["d"], appended_at=0.0, writer="w"))[0]
+def test_arrays_from_rows_are_read_only() -> None:
+    group = groups_from(group_rows([make_group(1)], ["d"], appended_at=0.0, writer="w"))[0]
     with pytest.raises(ValueError, match="read-only"):
         group.completions[0].token_ids[0] = 1
 
 
 def test_the_summary_counts_scores_and_tokens() -> None:
-    first, second, *rest = made(1).completions
+    first, second, *rest = make_group(1).completions
     part = (replace(first, score=Score(1.0)), replace(second, score=Score(0.0)), replace(rest[0], score=None))
-    row = group_rows([replace(made(1), completions=part)], ["d"], appended_at=0.0, writer="w").to_pylist()[0]
+    row = group_rows([replace(make_group(1), completions=part)], ["d"], appended_at=0.0, writer="w").to_pylist()[0]
     assert (row["scored"], row["awaited"], row["reward_mean"], row["reward_std"]) == (2, 1, 0.5, 0.5)
     assert row["tokens"] == 16 + 3 * 16
 
 
 def test_duckdb_and_pandas_read_the_log_without_offbeat(tmp_path: Path) -> None:
     with ExperienceLog.open(tmp_path) as log:
-        log.append([made(i, size=4) for i in range(5)])
+        log.append([make_group(i, size=4) for i in range(5)])
     import lance
 
     stored = lance.dataset(str(tmp_path / "groups.lance"))
@@ -77,4 +77,4 @@ def test_duckdb_and_pandas_read_the_log_without_offbeat(tmp_path: Path) -> None:
 
 
 def _small(number: int) -> Group:
-    return made(number, size=4)
+    return make_group(number, size=4)

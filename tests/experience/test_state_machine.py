@@ -1,4 +1,4 @@
-"""Log, sampler and ledger against books kept by hand; `python -m lab.bench.sampler machine` runs it at length."""
+"""Log, sampler and ledger against a simple model; `python -m lab.bench.sampler machine` runs it for longer."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,14 +13,14 @@ def run(examples: int, steps: int) -> None:
     run_state_machine_as_test(ExperienceMachine, settings=limits)
 
 
-def test_books_balance_after_every_step_of_a_short_life():
+def test_every_group_is_accounted_for_after_every_step_of_a_short_run():
     before = ExperienceMachine.steps
     run(examples=6, steps=40)
     assert ExperienceMachine.steps - before >= 100
 
 
 @pytest.mark.engine
-def test_books_balance_after_every_step_of_a_long_life():
+def test_every_group_is_accounted_for_after_every_step_of_a_long_run():
     before = ExperienceMachine.steps
     run(examples=20, steps=100)
     assert ExperienceMachine.steps - before >= 1000

@@ -1,4 +1,4 @@
-"""The lab's figures are written whole, replaced by id, and kept in order."""
+"""Figures of the lab are written completely, replaced by id, and kept in order."""
 
 import json
 from pathlib import Path
@@ -33,6 +33,13 @@ def test_a_figure_that_falls_short_stays_in_and_fails_the_command(
     assert not figures.record(figure("area.1", 9.0, holds=False))
     assert json.loads(results.read_text())[0]["holds"] is False
     assert "FALLS SHORT" in capsys.readouterr().out
+
+
+def test_a_short_run_is_shown_and_not_recorded(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not figures.report(True, figure("area.1", 9.0, holds=False))
+    assert not results.exists() and "short run, not recorded" in capsys.readouterr().out
+    assert figures.report(False, figure("area.1", 1.0))
+    assert results.exists()
 
 
 def test_every_recorded_row_is_complete() -> None:

@@ -1,4 +1,4 @@
-"""The learning figures stand on a yardstick that is exact, on promises that are the library's, and on real runs."""
+"""The learning figures rest on an exact pass rate, on promises computed by the library, and on real runs."""
 
 import math
 from pathlib import Path
@@ -8,11 +8,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from lab.fixtures.tiny_model import load_tokenizer, save_llama, save_tokenizer
-from lab.learning import model as learning_model
-from lab.learning import rows as learning_rows
+from lab.learning import model as sums_model
 from lab.learning.cells import OFFLINE_ONLINE, Cell, drift, fixed, run
+from lab.learning.rows import RATES, REPORTED, TUNING, Row, best_rate
 from lab.learning.task import task
-from lab.learning.yardstick import Yardstick, promised
+from lab.learning.watched_learner import ExactPassRate, promised
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
 
 
@@ -30,7 +30,7 @@ def model(place: Path) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def chain(model: LlamaForCausalLM, prompt: list[int], completion: list[int]) -> float:
-    """log π(completion | prompt), a token at a time."""
+    """Return log π(completion | prompt), computed token by token."""
     total = 0.0
     for place, token in enumerate(completion):
         logits = model(torch.tensor([prompt + completion[:place]])).logits[0, -1]
@@ -40,7 +40,7 @@ def chain(model: LlamaForCausalLM, prompt: list[int], completion: list[int]) -> 
 
 def test_the_pass_rate_is_the_probability_of_the_answer_and_its_end(place: Path, model: LlamaForCausalLM) -> None:
     tokenizer = load_tokenizer(place)
-    rates = Yardstick.of(tokenizer).pass_rates(model)
+    rates = ExactPassRate.of(tokenizer).pass_rates(model)
     assert len(rates) == 100
     for n in (0, 57, 99):
         example = task.examples[n]
@@ -50,7 +50,7 @@ def test_the_pass_rate_is_the_probability_of_the_answer_and_its_end(place: Path,
 
 
 def group(model: LlamaForCausalLM, ratios: tuple[float, float]) -> Group:
-    """Two completions, the first right, that the behavior policy wrote with π(y)/ratio."""
+    """Return two completions, the first one right, whose behavior probabilities are π(y) / ratio."""
     prompt = [5, 13, 6]
     written = [[7, 1], [8, 1]]
     behavior = [chain(model, prompt, y) - math.log(ratio) for y, ratio in zip(written, ratios, strict=True)]
@@ -64,7 +64,7 @@ def group(model: LlamaForCausalLM, ratios: tuple[float, float]) -> Group:
     )
 
 
-def test_a_promise_is_the_predicted_gain_and_the_bound_with_nothing_between_versions(model: LlamaForCausalLM) -> None:
+def test_a_promise_is_the_predicted_gain_and_the_bound_without_drift_between_versions(model: LlamaForCausalLM) -> None:
     found = promised(model, [group(model, (1.2, 0.8)), group(model, (1.0, 1.0))], torch.zeros(3))
     assert found["gain"][0] == pytest.approx((0.1 + 0.0) / 2, abs=1e-4)  # 0.5·1.2·0.5 - 0.5·0.8·0.5
     sigma = math.sqrt(0.25 + 1e-4)
@@ -75,35 +75,35 @@ def test_a_promise_is_the_predicted_gain_and_the_bound_with_nothing_between_vers
 
 
 def test_each_arm_has_the_rate_that_did_best_on_the_tuning_seeds() -> None:
-    finals = {(rate, seed): 0.5 for rate in learning_rows.RATES for seed in learning_rows.TUNING}
-    best = learning_rows.RATES[1]
-    finals[best, learning_rows.TUNING[0]] = 0.6
+    finals = {(rate, seed): 0.5 for rate in RATES for seed in TUNING}
+    best = RATES[1]
+    finals[best, TUNING[0]] = 0.6
     done = {("v1", rate, seed): {"final": final} for (rate, seed), final in finals.items()}
-    done["v1", learning_rows.RATES[0], learning_rows.REPORTED[0]] = {"final": 1.0}  # must not count
-    assert learning_rows.best_rate("v1", done) == best
+    done["v1", RATES[0], REPORTED[0]] = {"final": 1.0}  # must not count
+    assert best_rate("v1", done) == best
 
 
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs begin with a model that has seen enough sums to be right now and then."""
+    """Let runs start with a model that has seen enough sums to be right sometimes."""
     save_tokenizer(tmp_path)
-    learning_model.pretrain(tmp_path, batches=150).save_pretrained(tmp_path)
-    monkeypatch.setattr(learning_model, "directory", lambda: tmp_path)
+    sums_model.pretrain(tmp_path, batches=150).save_pretrained(tmp_path)
+    monkeypatch.setattr(sums_model, "directory", lambda: tmp_path)
 
 
 @pytest.mark.engine
 @pytest.mark.usefixtures("trained")
 def test_a_cell_is_a_real_run_and_its_row_is_complete() -> None:
     row = run(Cell(drift(1e-6), 1e-3, seed=3, steps=10))
-    assert set(row) == set(learning_rows.Row.__annotations__)
-    assert row["publishes"] == 5  # drift is 0 at lag 0, so that the smallest budget publishes every other step
+    assert set(row) == set(Row.__annotations__)
+    assert row["publishes"] == 5  # drift is 0 at lag 0, so the smallest budget publishes every other step
     assert all("unseen" in one for one in row["published"][1:])
     assert set(row["curve"]) == {"0", "5", "10"}
 
 
 @pytest.mark.engine
 @pytest.mark.usefixtures("trained")
-def test_a_fixed_arm_asks_only_publishes_that_come() -> None:
+def test_a_fixed_arm_computes_promises_only_for_publishes_that_happen() -> None:
     row = run(Cell(fixed(5), 1e-3, seed=3, steps=10))
     assert [one["step"] for one in row["published"]] == [0, 5, 10]
     assert set(row["by_lag"]) == {"0", "1", "2-3", "4-7"}

@@ -1,4 +1,4 @@
-"""From a ragged case to the padded tensors `offbeat.objective` takes."""
+"""Turns a ragged case into the padded tensors of `offbeat.objective`."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from offbeat.types import UNKNOWN
 
 @dataclass
 class Batch:
-    """A whole batch as rows; `policy` is the leaf whose gradient is looked at."""
+    """A whole batch as rows; `policy` is the leaf whose gradient is compared."""
 
     policy: Tensor
     behavior: Tensor
@@ -43,14 +43,14 @@ class Batch:
 
     @property
     def trained(self) -> Tensor:
-        """The mask of tokens that take part."""
+        """Return the mask of tokens that take part."""
         return self.mask & self.credit.trained_BG.reshape(-1, 1)
 
     def counts(self) -> Counts:
         return counts(self.trained)
 
     def streams(self, objective: Objective, rows: Tensor | slice = slice(None)) -> Streams:
-        """The streams of some rows; those the objective does not need are withheld, so that needs cannot lie."""
+        """Return the streams of some rows, without those the objective does not need: this verifies `needs`."""
         known = {need: need in objective.needs for need in Need}
         return Streams(
             self.policy[rows],

@@ -1,4 +1,4 @@
-"""Makes the reference implementations importable by the tests beside them."""
+"""Makes the reference implementations importable by the tests in this folder."""
 
 import sys
 from pathlib import Path

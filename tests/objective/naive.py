@@ -1,6 +1,6 @@
-"""Every preset once more, the slow way: float64, Python loops, the published formula, autograd through all of it.
+"""A slow reference implementation of every preset: float64, Python loops, the published formulas and autograd.
 
-Shares no code with `offbeat.objective` but the preset names and, for RED-Drop, the seeded draw.
+It shares no code with `offbeat.objective` except the preset names and, for RED-Drop, the seeded draw.
 """
 
 import math
@@ -48,7 +48,7 @@ PER_COMPLETION_MEAN = {"grpo", "grpo-masked", "grpo-off-policy", "gspo"}
 
 
 def naive_loss(name: str, case: Case) -> Tensor:
-    """The loss of preset `name` on the whole batch."""
+    """Compute the loss of preset `name` on the whole batch."""
     kept = [_kept(name, rewards, seed) for rewards, seed in zip(case.rewards, case.seeds, strict=True)]
     credit = [_advantages(name, rewards, keep) for rewards, keep in zip(case.rewards, kept, strict=True)]
     trained = [(b, g) for b, keep in enumerate(kept) for g in keep]
@@ -121,7 +121,7 @@ def _ppo(ratio: Tensor, a: float, low: float, high: float) -> Tensor:
 
 
 def _completion(name: str, a: float, pi: Tensor, alpha: Tensor, prox: Tensor, temperature: float) -> Tensor:
-    """The summand of one completion, summed over its tokens."""
+    """Compute the term of one completion, summed over its tokens."""
     ratio, r_prox = (pi - alpha).exp(), (pi - prox).exp()
     sg, trust = ratio.detach(), (prox - alpha).exp()
     match name:

@@ -1,4 +1,4 @@
-"""What must not change the loss does not, and nothing turns into NaN."""
+"""The loss does not depend on micro-batches, padding or order, and never becomes NaN."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -113,7 +113,7 @@ def test_an_unscorable_completion_changes_nothing(name: str, seed: int, size: in
 
 @examples
 @given(name=presets, seed=seeds, size=sizes)
-def test_masked_tokens_change_nothing_whatever_they_hold(name: str, seed: int, size: int) -> None:
+def test_masked_tokens_change_nothing_even_if_they_are_nan(name: str, seed: int, size: int) -> None:
     objective = PRESETS[name].objective
     batch = Batch.of(objective, Case.random(seed, 2, size))
     mask = batch.mask & (torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.7)
@@ -187,14 +187,14 @@ def test_regularizers_add_up_over_micro_batches(kind: Aggregate, regularizer: KL
 
 
 def test_a_far_reference_still_pulls_back_under_k3() -> None:
-    """Where exp overflows, a clamped k3 would have the wrong sign: π far below π_ref must be pushed up."""
+    """A clamped k3 would have the wrong sign where exp overflows: π far below π_ref must be pushed up."""
     policy, mask = torch.full((1, 1), -1e3, requires_grad=True), torch.ones(1, 1, dtype=torch.bool)
     streams = Streams(policy, UNKNOWN, UNKNOWN, torch.full((1, 1), -1.0), torch.zeros(1), torch.ones(1), mask)
     policy_loss(Objective(regularizers=(KL(1.0),)), streams, counts(mask)).total.backward()
     assert policy.grad is not None and float(policy.grad) < 0
 
 
-def test_a_stream_that_is_needed_and_unknown_is_named() -> None:
+def test_an_unknown_stream_that_is_needed_is_named_in_the_error() -> None:
     logprobs, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
     streams = Streams(logprobs, UNKNOWN, UNKNOWN, UNKNOWN, torch.ones(2), torch.ones(2), mask)
     with pytest.raises(ValueError, match="needs behavior log-probs"):

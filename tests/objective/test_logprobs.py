@@ -1,4 +1,4 @@
-"""Chunked log-probs and entropies are those of the full logits, at a fraction of the memory."""
+"""Chunked log-probs and entropies equal those of full logits, with a fraction of the memory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Each preset is what its paper says: the same gradient as the published formula in plain float64."""
+"""Each preset has the gradient of its published formula, computed in plain float64."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_gradient_equals_autograd_on_the_published_formula(name: str, seed: int,
     assert difference <= 1e-6 * expected.norm() + 1e-15
 
 
-def test_every_preset_says_where_it_comes_from_and_when_to_use_it() -> None:
+def test_every_preset_has_a_source_and_advice() -> None:
     for preset in PRESETS.values():
         assert preset.source and preset.use and preset.equation and preset.lag_evidence
         assert preset.lag_limit >= 0

@@ -1,4 +1,4 @@
-"""The mathematics by its own numbers: every claim the two papers rest on, checked where it is claimed."""
+"""Every claim on which the two papers rest, checked with numbers."""
 
 import math
 
@@ -57,10 +57,10 @@ def test_weighted_pairs_give_the_weighted_mean_as_baseline() -> None:
     assert torch.allclose(descent, 2 * 0.3 * weights.sum() * direction, rtol=1e-10, atol=1e-14)
 
 
-def test_unregularised_reinforce_on_a_fixed_sampler_ends_on_the_second_best_arm() -> None:
+def test_unregularized_reinforce_on_a_fixed_sampler_ends_on_the_second_best_arm() -> None:
     sampler = torch.tensor([0.3, 0.6, 0.1], dtype=torch.float64)
     rewards = torch.tensor([0.0, 0.8, 1.0], dtype=torch.float64)
-    # 10 answers in the sampler's proportions: one group whose gradient is the expected one.
+    # 10 answers in the sampler's proportions: one group whose gradient is the expected gradient.
     arms = torch.repeat_interleave(torch.arange(3), (10 * sampler).round().long())
     credit = advantages(Advantage.CENTRED, rewards[arms][None], torch.ones(1, 10, dtype=torch.bool))[0]
     mask = torch.ones(10, 1, dtype=torch.bool)
@@ -105,7 +105,7 @@ CASES = 20_000
 
 
 def random_discrete_cases() -> dict[str, Tensor]:
-    """Distributions over 2 to 6 answers, from nearly uniform to nearly certain, and rewards in [0, 1]."""
+    """Generate distributions over 2 to 6 answers, from nearly uniform to nearly certain, and rewards in [0, 1]."""
     generator = torch.Generator().manual_seed(0)
     answers = 6
     present = torch.arange(answers) < torch.randint(2, answers + 1, (CASES, 1), generator=generator)
@@ -153,7 +153,7 @@ def test_the_improvement_bound_holds_in_twenty_thousand_random_cases(factor: flo
 
 
 def test_the_tight_bound_could_not_be_much_tighter() -> None:
-    """A bound that holds with half its penalty would show that the test above cannot fail."""
+    """If the bound also held with half its penalty, the test above could not fail."""
     case = random_discrete_cases()
     surrogate_value, scale = surrogate(case)
     bound = improvement_bound(surrogate_value, scale, tv(case, "pi"), tv(case, "pi_k"), TIGHT_FACTOR / 2)
@@ -193,7 +193,7 @@ def test_shrunk_advantages_trust_the_prior_more_than_a_small_lucky_group() -> No
     assert hard[0, 0] > 3 * even[0, 0], "a rare success of a hard prompt is worth more"
 
 
-def test_zero_variance_is_judged_with_a_tolerance() -> None:
+def test_zero_variance_has_a_tolerance() -> None:
     rewards = torch.tensor([[0.1 + 0.2, 0.3], [0.3, 0.31]], dtype=torch.float64)
     assert rewards[0, 0] != rewards[0, 1]
     assert zero_variance(rewards, torch.ones(2, 2, dtype=torch.bool)).tolist() == [True, False]
@@ -201,13 +201,13 @@ def test_zero_variance_is_judged_with_a_tolerance() -> None:
 
 @pytest.mark.parametrize("kind", [k for k in Advantage if k is not Advantage.SHRUNK])
 @pytest.mark.parametrize("reward", [0.99, 0.7, 1e-3, 1234.567])
-def test_equal_rewards_give_no_advantage_even_where_their_mean_rounds(kind: Advantage, reward: float) -> None:
+def test_equal_rewards_give_no_advantage_even_if_their_mean_rounds(kind: Advantage, reward: float) -> None:
     for size in range(2, 65):
         rewards = torch.full((1, size), reward)
         assert (advantages(kind, rewards, torch.ones_like(rewards, dtype=torch.bool)) == 0).all()
 
 
-def test_centred_clip_is_inert_on_the_first_update_and_binds_on_the_second() -> None:
+def test_a_centered_band_has_no_effect_on_the_first_update_and_binds_on_the_second() -> None:
     objective = PRESETS["grpo-off-policy"].objective
     batch = Batch.of(objective, Case.random(seed=5, groups=4, size=8, spread=1.0))
     batch.proximal = batch.policy.detach().clone()
@@ -229,7 +229,7 @@ def passing(gate: OneSide | TwoSide | Ring, advantage: Tensor) -> list[float]:
     return RATIOS[passes(gate, RATIOS, advantage)].tolist()
 
 
-def test_gates_pass_what_their_tables_say_edges_included() -> None:
+def test_gates_pass_the_tokens_in_their_tables_including_the_edges() -> None:
     assert passing(OneSide(), UP) == [0.3, 0.4, 0.5, 0.8, 1.0, 1.2]
     assert passing(OneSide(), DOWN) == [0.8, 1.0, 1.2, 1.5, 3.0, 3.5]
     assert passing(TwoSide(), UP) == passing(TwoSide(), DOWN) == [0.8, 1.0, 1.2]
@@ -237,7 +237,7 @@ def test_gates_pass_what_their_tables_say_edges_included() -> None:
     assert passing(Ring(), DOWN) == [0.8, 1.0, 1.2, 3.0, 3.5], "dead below 0.8, and between 1.2 and 3.0"
 
 
-def test_an_advantage_of_zero_is_not_stopped_for_its_sign() -> None:
+def test_an_advantage_of_zero_passes_the_gate() -> None:
     zero = torch.tensor([[0.0]])
     assert passes(OneSide(), RATIOS, zero).all()
     assert passes(CentredBand(0.2), RATIOS, zero, torch.ones_like(RATIOS)).all()
@@ -253,7 +253,7 @@ def test_red_drop_balances_the_group_and_recomputes_the_baseline() -> None:
     assert torch.equal(drop_surplus(mostly_right, ALL, seeds=[1]), ALL), "more right than wrong drops nothing"
 
 
-def test_red_drop_draws_by_the_groups_seed_alone() -> None:
+def test_red_drop_depends_only_on_the_groups_seed() -> None:
     two = torch.cat([ONE_RIGHT_OF_EIGHT] * 2)
     kept = drop_surplus(two, torch.cat([ALL] * 2), seeds=[7, 8])
     assert torch.equal(kept.flip(0), drop_surplus(two, torch.cat([ALL] * 2), seeds=[8, 7]))

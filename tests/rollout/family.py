@@ -1,4 +1,4 @@
-"""The processes below a process; and, run as a script, an engine that stands ready to be orphaned."""
+"""The descendants of a process; and, run as a script, an engine that waits to be orphaned."""
 
 import asyncio
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 from lab.bench.engine_runs import engine_for
 
 
-async def stand_ready(directory: Path) -> None:
+async def wait_with_engine(directory: Path) -> None:
     async with engine_for(directory) as engine:
         await engine.logprobs([[5, 6, 7]])
         print("ready", flush=True)
@@ -20,13 +20,13 @@ def parent(pid: int) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes below `pid`, at any depth."""
+    """Return the child processes of `pid`, at any depth."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if parent(int(entry.name)) == pid:
                 found += [int(entry.name), *descendants(int(entry.name))]
-        except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
     return found
 
@@ -46,4 +46,4 @@ def eventually_gone(family: list[int], within: float = 40.0) -> bool:
 
 
 if __name__ == "__main__":
-    asyncio.run(stand_ready(Path(sys.argv[1])))
+    asyncio.run(wait_with_engine(Path(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""`offbeat worker`: a process that knows nothing of a run but its two logs and its model."""
+"""`offbeat worker`: a process that knows a run only by its directory."""
 
 import asyncio
 import os
@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
+from offbeat.config import parse
 from offbeat.experience.log import ExperienceLog
 from offbeat.rollout.hf import HfEngine
+from offbeat.run.directory import RunDirectory
 from offbeat.weights.probe import Probe
 from offbeat.weights.publisher import WeightLog
 
@@ -35,6 +37,13 @@ def publish(place: Path, version: int, model: LlamaForCausalLM, *, lie: bool = F
 def place(tmp_path: Path) -> Path:
     """A run that has published its first version."""
     save_model(tmp_path / "model")
+    settings = {
+        "model": {"path": str(tmp_path / "model"), "compute": "float32", "serve": "float32"},
+        "task": {"name": "arithmetic"},
+        "engine": {"kind": "hf"},
+        "sampling": {"max_tokens": 6},
+    }
+    RunDirectory(tmp_path).create(parse(settings))
     publish(tmp_path, 0, LlamaForCausalLM.from_pretrained(tmp_path / "model"))
     return tmp_path
 
@@ -48,26 +57,12 @@ def moved(place: Path) -> LlamaForCausalLM:
 
 
 def arguments(place: Path, *more: str) -> list[str]:
-    fixed = {"weights": place / "weights", "experience": place / "experience", "model": place / "model"}
-    paths = [part for name, value in fixed.items() for part in (f"--{name}", str(value))]
-    return [
-        "worker",
-        *paths,
-        "--task",
-        "arithmetic",
-        "--engine",
-        "hf",
-        "--dtype",
-        "float32",
-        "--max-tokens",
-        "6",
-        *more,
-    ]
+    return ["worker", str(place), *more]
 
 
 def test_a_worker_joins_a_run_and_writes_groups_of_its_newest_version(place: Path) -> None:
     publish(place, 4, moved(place))
-    result = run(app, arguments(place, "--groups", "6", "--at-once", "3", "--name", "guest"))
+    result = run(app, arguments(place, "--groups", "6", "--set", "workers.groups_at_once=3", "--name", "guest"))
     assert result.exit_code == 0, result.output
     assert "serving version 4: passed" in result.output
     with ExperienceLog.open(place / "experience") as log:
@@ -80,7 +75,7 @@ def test_a_version_that_is_not_served_ends_the_worker_with_a_sentence(place: Pat
     publish(place, 1, moved(place), lie=True)
     result = run(app, arguments(place, "--groups", "2"))
     assert result.exit_code == 1
-    assert "does not serve version 1, also after a reload from an anchor" in result.output
+    assert "does not serve version 1, even after a reload from an anchor" in result.output
 
 
 def test_a_worker_paces_itself_by_the_versions_it_sees_and_an_interrupt_ends_it_cleanly(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""Groups of several turns, through an engine and an environment."""
+"""Groups of several turns, with an engine and an environment."""
 
 import asyncio
 
@@ -13,14 +13,14 @@ SAMPLING = Sampling(max_tokens=60, stop_token_ids=(1,))
 
 
 class Echo:
-    """Answers twice, then ends the episode."""
+    """Reply twice, then end the episode."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.texts: list[str] = []
 
     def reply(self, text: str) -> str | None:
-        self.heard.append(text)
-        return "5 6" if len(self.heard) < 3 else None
+        self.texts.append(text)
+        return "5 6" if len(self.texts) < 3 else None
 
 
 def played(size: int = 6) -> tuple:
@@ -45,7 +45,7 @@ def test_turns_and_replies_are_one_completion_with_the_replies_masked() -> None:
         assert one.versions[0].version == 0 and one.versions[-1].end == len(one.token_ids)
 
 
-def test_what_the_policy_wrote_has_the_log_probs_of_its_whole_context() -> None:
+def test_policy_tokens_have_the_log_probs_of_their_whole_context() -> None:
     table = bigrams((), 16)
     for one in played():
         path = [3, *one.token_ids.tolist()]
@@ -54,9 +54,9 @@ def test_what_the_policy_wrote_has_the_log_probs_of_its_whole_context() -> None:
         np.testing.assert_allclose(one.behavior_logprobs, expected, atol=1e-5)
 
 
-def test_the_same_request_is_the_same_group() -> None:
+def test_the_same_request_gives_the_same_group() -> None:
     assert played() == played()
 
 
-def test_the_limit_is_of_the_whole_episode() -> None:
+def test_the_token_limit_covers_the_whole_episode() -> None:
     assert all(len(one.token_ids) <= SAMPLING.max_tokens for one in played(12))

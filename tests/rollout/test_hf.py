@@ -1,4 +1,4 @@
-"""The transformers engine: the same bits again, true behavior log-probs, whole versions or nothing."""
+"""The transformers engine: the same bits for the same call, true behavior log-probs, whole versions or nothing."""
 
 import asyncio
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_the_same_call_gives_the_same_bits(directory: Path) -> None:
     assert generated(directory, asked) == generated(directory, asked)
 
 
-def test_other_seeds_give_other_answers_and_answers_of_a_group_differ(directory: Path) -> None:
+def test_other_seeds_give_other_completions_and_completions_of_a_group_differ(directory: Path) -> None:
     sampling = Sampling(12, (1,))
     first, other = generated(directory, requests(sampling)), generated(directory, requests(sampling, seed=100))
     assert first != other
@@ -52,7 +52,7 @@ def test_other_seeds_give_other_answers_and_answers_of_a_group_differ(directory:
 
 @pytest.mark.parametrize("sampling", [Sampling(10, (1,), temperature=0.7), Sampling(10, (1,), 1.3, 0.8, 9)])
 def test_behavior_log_probs_are_of_the_distribution_sampled_from(directory: Path, sampling: Sampling) -> None:
-    """Computed again from plain logits, without cache, padding or batching."""
+    """Recompute them from plain logits, without cache, padding or batching."""
     model = LlamaForCausalLM.from_pretrained(directory).eval()
     for request, answers in zip(requests(sampling), generated(directory, requests(sampling)), strict=True):
         for one in answers:
@@ -70,7 +70,7 @@ def test_behavior_log_probs_are_of_the_distribution_sampled_from(directory: Path
             np.testing.assert_allclose(one.behavior_logprobs, expected, atol=2e-6)
 
 
-def test_tokens_come_as_often_as_their_probability_says() -> None:
+def test_tokens_are_sampled_with_their_probability() -> None:
     logprobs = torch.tensor([[0.5, 0.0, 0.2, 0.3, 0.0]]).log()
     uniform = torch.rand(40_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     counts = torch.bincount(draw(logprobs.expand(40_000, 5), uniform), minlength=5) / 40_000
@@ -94,13 +94,13 @@ def test_a_completion_ends_with_its_first_stop_token_or_at_the_limit(directory: 
     assert all(one.finish is Finish.LENGTH and len(one.token_ids) == 3 for one in cut)
 
 
-def test_requests_with_other_settings_in_one_call_are_answered_each_as_asked(directory: Path) -> None:
+def test_requests_of_one_call_may_have_different_sampling(directory: Path) -> None:
     asked = [Request("a", [5], 2, Sampling(3, ()), 0), Request("b", [6, 7], 3, Sampling(5, (), 0.5), 1)]
     a, b = generated(directory, asked)
     assert [len(one.token_ids) for one in a] == [3, 3] and [len(one.token_ids) for one in b] == [5, 5, 5]
 
 
-def test_scores_are_those_of_the_model(directory: Path) -> None:
+def test_log_probs_are_those_of_the_model(directory: Path) -> None:
     sequences = [[5, 6, 7, 8], [9, 3], [1, 2, 3]]
     model = LlamaForCausalLM.from_pretrained(directory).eval()
     for one, found in zip(sequences, asyncio.run(HfEngine.start(directory).logprobs(sequences)), strict=True):
@@ -110,7 +110,7 @@ def test_scores_are_those_of_the_model(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("without", [(), ("lm_head.weight",)])
-def test_a_load_changes_every_answer_and_its_version(directory: Path, without: tuple[str, ...]) -> None:
+def test_a_load_changes_log_probs_and_version(directory: Path, without: tuple[str, ...]) -> None:
     async def go() -> None:
         tied = LlamaForCausalLM.from_pretrained(directory)
         tied.config.tie_word_embeddings = bool(without)
@@ -136,26 +136,26 @@ def test_a_load_changes_every_answer_and_its_version(directory: Path, without: t
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
         (lambda w: w.pop("model.norm.weight"), "missing: model.norm.weight"),
         (lambda w: w.update(extra=torch.zeros(1)), "no weights called extra"),
-        (lambda w: w.update({"model.norm.weight": torch.zeros(3)}), r"is \[32\] and was given as \[3\]"),
+        (lambda w: w.update({"model.norm.weight": torch.zeros(3)}), r"has shape \[32\], but \[3\] was given"),
     ],
 )
-def test_weights_that_do_not_fit_end_the_engine(directory: Path, spoil: object, says: str) -> None:
+def test_weights_that_do_not_fit_kill_the_engine(directory: Path, spoil: object, message: str) -> None:
     async def go() -> None:
         engine, weights = HfEngine.start(directory), moved(directory)
         spoil(weights)  # type: ignore[operator]
-        with pytest.raises(EngineDead, match=says):
+        with pytest.raises(EngineDead, match=message):
             await engine.load(1, weights.items())
-        with pytest.raises(EngineDead, match=says):
+        with pytest.raises(EngineDead, match=message):
             await engine.generate(requests(Sampling(2, ())))
 
     asyncio.run(go())
 
 
-def test_a_load_waits_for_what_is_being_generated(directory: Path) -> None:
+def test_a_load_waits_for_running_generations(directory: Path) -> None:
     async def go() -> None:
         engine = HfEngine.start(directory)
         writing = asyncio.create_task(engine.generate(requests(Sampling(30, ()))))

@@ -1,4 +1,4 @@
-"""The probe tells an engine that serves what was published from one that does not."""
+"""The probe detects an engine that does not serve the published version."""
 
 import asyncio
 from dataclasses import replace
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lab.simulation.scripted_engine import ScriptedEngine, scripted_probe
 from offbeat.errors import ProbeError, ProbeFailed
-from offbeat.rollout.parity import FLOOR, Prober, judge, usual_size
+from offbeat.rollout.parity import FLOOR, Prober, judge, robust_std
 from offbeat.weights.probe import Probe
 
 SEQUENCES = ((1, 2, 3, 4, 5, 6), (7, 6, 5))
@@ -48,11 +48,11 @@ def test_an_engine_that_ignored_the_load_fails() -> None:
 
 
 def test_another_model_cannot_calibrate() -> None:
-    with pytest.raises(ProbeFailed, match="not what this run started from"):
+    with pytest.raises(ProbeFailed, match="not the one this run started from"):
         asyncio.run(Prober.calibrated(ScriptedEngine(16, weights(9)), probe(0)))
 
 
-def test_a_probe_on_other_sequences_is_no_comparison() -> None:
+def test_a_probe_on_other_sequences_is_refused() -> None:
     engine, prober = start()
     with pytest.raises(ProbeError, match="log-probs"):
         asyncio.run(prober.check(engine, scripted_probe(weights(0), 16, ((1, 2),))))
@@ -60,19 +60,19 @@ def test_a_probe_on_other_sequences_is_no_comparison() -> None:
 
 @st.composite
 def coarse_runs(draw: st.DrawFn) -> tuple[Prober, list, list]:
-    """Engine and trainer with their own rounding at every version, and a trainer that moves a little at each."""
+    """Log-probs of a trainer that moves a little at each version, and of an engine; both have their own rounding."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     rounding, move = draw(st.floats(0.001, 0.1)), draw(st.floats(0.0005, 0.3))
     paths = -5 + 2 * rng.normal(size=96) + np.cumsum(move * rng.normal(size=(60, 96)), 0)
     trainer = (paths + rounding * rng.normal(size=paths.shape)).astype(np.float32)
     engine = (paths + rounding * rng.normal(size=paths.shape)).astype(np.float32)
     gaps = engine[0] - trainer[0]
-    start = Prober(usual_size(gaps), 3 * float(np.abs(gaps).mean()), trainer[0], engine[0])
+    start = Prober(robust_std(gaps), 3 * float(np.abs(gaps).mean()), trainer[0], engine[0])
     return start, list(trainer[1:]), list(engine[1:])
 
 
 def with_jumps(rows: list, tokens: int, rng: np.random.Generator) -> list:
-    """The log-probs of a few unlikely tokens are anybody's guess in 16 bits."""
+    """Add the jumps that a few unlikely tokens have in 16 bits."""
     return [row + np.where(np.arange(len(row)) < tokens, 2 * rng.normal(size=len(row)), 0).astype("f") for row in rows]
 
 
@@ -94,12 +94,12 @@ def test_a_coarse_engine_that_loads_every_version_is_never_accused(run: tuple[Pr
 
 @given(coarse_runs(), st.integers(1, 4), st.integers(0, 99))
 @settings(max_examples=300)
-def test_nor_is_one_where_a_few_log_probs_jump_by_whole_nats(
+def test_an_engine_is_not_accused_if_a_few_log_probs_jump_by_whole_nats(
     run: tuple[Prober, list, list], tokens: int, seed: int
 ) -> None:
     prober, trainer, engine = run
     rng = np.random.default_rng(seed)
-    prober = replace(prober, tolerance=1.0)  # the other question is another test's
+    prober = replace(prober, tolerance=1.0)  # another test covers the gap
     assert all(judged(prober, with_jumps(trainer, tokens, rng), with_jumps(engine, tokens, rng)))
 
 
@@ -113,7 +113,7 @@ def test_calibration_does_not_take_a_jump_for_rounding() -> None:
 
 @given(coarse_runs(), st.integers(0, 20))
 @settings(max_examples=300)
-def test_a_coarse_engine_that_stops_loading_is_noticed_once_the_move_stands_out(
+def test_a_coarse_engine_that_stops_loading_is_detected_once_the_move_is_large_enough(
     run: tuple[Prober, list, list], stops: int
 ) -> None:
     start, trainer, engine = run
@@ -125,7 +125,7 @@ def test_a_coarse_engine_that_stops_loading_is_noticed_once_the_move_stands_out(
         assert not all(verdicts)
 
 
-def test_a_stale_half_is_seen_within_a_tolerance_that_hides_it() -> None:
+def test_a_half_updated_engine_is_detected_even_if_its_gap_is_within_tolerance() -> None:
     rng = np.random.default_rng(0)
     trainer, rounding = rng.normal(-5, 2, 96), rng.normal(0, 0.005, 96)
     body, head = rng.normal(0, 0.02, 96), rng.normal(0, 0.02, 96)

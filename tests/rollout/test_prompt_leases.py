@@ -1,4 +1,4 @@
-"""Prompts on loan: each is answered once, whoever dies."""
+"""Every leased prompt is answered once, even if workers die."""
 
 import asyncio
 
@@ -15,39 +15,39 @@ def prompt_at(place: int) -> Prompt:
 
 
 def test_a_prompt_that_comes_back_keeps_its_group_and_its_seed() -> None:
-    desk = PromptLeases(prompt_at, name="r", seed=3, seconds=10)
-    [first] = desk.take(1, 0.0, "a", 0)
-    desk.give_back([first.group_id])
-    [again] = desk.take(1, 5.0, "b", 0)
+    leases = PromptLeases(prompt_at, name="r", seed=3, seconds=10)
+    [first] = leases.take(1, 0.0, "a", 0)
+    leases.give_back([first.group_id])
+    [again] = leases.take(1, 5.0, "b", 0)
     assert (again.group_id, again.seed, again.prompt) == (first.group_id, first.seed, first.prompt)
     assert (again.by, again.deadline) == ("b", 15.0)
 
 
-def test_a_restored_desk_asks_again_what_was_not_answered_and_goes_on_from_there() -> None:
-    desk = PromptLeases(prompt_at, name="r", seed=3, seconds=10)
-    first = desk.take(5, 0.0, "a", 0)
-    desk.finish(["r-1", "r-3"])
+def test_restored_leases_repeat_unanswered_prompts_and_continue_from_there() -> None:
+    leases = PromptLeases(prompt_at, name="r", seed=3, seconds=10)
+    first = leases.take(5, 0.0, "a", 0)
+    leases.finish(["r-1", "r-3"])
     again = PromptLeases(prompt_at, name="r", seed=3, seconds=10)
-    again.restore(desk.state())
+    again.restore(leases.state())
     leases = again.take(4, 0.0, "a", 0)
     assert [lease.group_id for lease in leases] == ["r-0", "r-2", "r-4", "r-5"]
     assert leases[:3] == [first[0], first[2], first[4]]
 
 
-def test_a_late_finish_takes_the_prompt_out_of_the_line() -> None:
-    desk = PromptLeases(prompt_at, name="r", seed=0, seconds=10)
-    desk.take(1, 0.0, "slow", 0)
-    assert [late.by for late in desk.expire(11.0)] == ["slow"]
-    desk.finish(["r-0"])
-    assert [lease.group_id for lease in desk.take(1, 12.0, "b", 0)] == ["r-1"]
+def test_a_late_finish_removes_the_prompt_from_the_queue() -> None:
+    leases = PromptLeases(prompt_at, name="r", seed=0, seconds=10)
+    leases.take(1, 0.0, "slow", 0)
+    assert [late.by for late in leases.expire(11.0)] == ["slow"]
+    leases.finish(["r-0"])
+    assert [lease.group_id for lease in leases.take(1, 12.0, "b", 0)] == ["r-1"]
 
 
-class Desk(RuleBasedStateMachine):
-    """Whatever workers do, a prompt is with one of them, in the line, or answered."""
+class LeaseMachine(RuleBasedStateMachine):
+    """At any time, a prompt is leased, queued, or answered."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.desk, self.now = PromptLeases(prompt_at, name="r", seed=0, seconds=5), 0.0
+        self.leases, self.now = PromptLeases(prompt_at, name="r", seed=0, seconds=5), 0.0
         self.held: dict[str, PromptLease] = {}
         self.answered: set[str] = set()
         self.seen: set[str] = set()
@@ -55,7 +55,7 @@ class Desk(RuleBasedStateMachine):
     @rule(count=st.integers(0, 4), by=st.sampled_from("abc"))
     def take(self, count: int, by: str) -> None:
         self.drop_overdue()
-        for lease in self.desk.take(count, self.now, by, None):
+        for lease in self.leases.take(count, self.now, by, None):
             assert lease.group_id not in self.held and lease.group_id not in self.answered
             self.held[lease.group_id] = lease
             self.seen.add(lease.group_id)
@@ -64,7 +64,7 @@ class Desk(RuleBasedStateMachine):
     def finish(self, which: st.DataObject) -> None:
         if self.seen:
             group_id = which.draw(st.sampled_from(sorted(self.seen)))
-            self.desk.finish([group_id])
+            self.leases.finish([group_id])
             self.held.pop(group_id, None)
             self.answered.add(group_id)
 
@@ -72,7 +72,7 @@ class Desk(RuleBasedStateMachine):
     def give_back(self, which: st.DataObject) -> None:
         if self.seen:
             group_id = which.draw(st.sampled_from(sorted(self.seen)))
-            self.desk.give_back([group_id])
+            self.leases.give_back([group_id])
             self.held.pop(group_id, None)
 
     @rule(seconds=st.floats(0, 4))
@@ -84,18 +84,18 @@ class Desk(RuleBasedStateMachine):
 
     @invariant()
     def none_is_lost(self) -> None:
-        assert {lease.group_id for lease in self.desk.out} >= self.held.keys()
-        waiting = {f"r-{place}" for place in self.desk._returned}
-        assert self.seen - self.answered <= waiting | {lease.group_id for lease in self.desk.out}
+        assert {lease.group_id for lease in self.leases.out} >= self.held.keys()
+        waiting = {f"r-{place}" for place in self.leases._returned}
+        assert self.seen - self.answered <= waiting | {lease.group_id for lease in self.leases.out}
 
 
-Desk.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestDesk = Desk.TestCase
+LeaseMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLeases = LeaseMachine.TestCase
 
 
-def test_a_worker_alone_takes_so_many_prompts_under_one_version_and_no_more() -> None:
-    desk = LocalPrompts(PromptLeases(prompt_at, name="r", seed=0, seconds=10))
-    prompts = PerVersion(desk, 3)
+def test_a_worker_on_its_own_takes_a_limited_number_of_prompts_per_version() -> None:
+    leases = LocalPrompts(PromptLeases(prompt_at, name="r", seed=0, seconds=10))
+    prompts = PerVersion(leases, 3)
 
     async def go() -> list[int]:
         await prompts.serving("w", 0)

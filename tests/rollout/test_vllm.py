@@ -1,4 +1,4 @@
-"""The real vLLM, on CPU, against transformers: what it samples from, what it serves after a load, how it ends."""
+"""The real vLLM, on CPU, against transformers: sampling, loads, and shutdown."""
 
 import asyncio
 import inspect
@@ -41,7 +41,7 @@ from offbeat.types import Completion, Finish
 from tests.rollout import family
 from tests.rollout.family import descendants, eventually_gone
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]  # vLLM's own imports warn
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]  # vLLM's own imports emit warnings
 
 END = 1
 T = TypeVar("T")
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass
 class Served:
-    """An engine, the same model in transformers, and the event loop that the engine belongs to."""
+    """An engine, the same model in transformers, and the engine's event loop."""
 
     engine: VllmEngine
     model: LlamaForCausalLM
@@ -64,7 +64,7 @@ class Served:
         return group
 
     def next_version(self) -> int:
-        """Perturb both."""
+        """Perturb the model and load it into the engine."""
         self.version += 1
         weights = perturb(self.model, seed=self.version)
         self.run(self.engine.load(self.version, weights.items()))
@@ -99,7 +99,7 @@ def request(seed: int = 5, size: int = 4, sampling: Sampling | None = None) -> R
     return Request(f"g{seed}", prompts(1, seed)[0], size, sampling or Sampling(20, ()), seed)
 
 
-def test_what_vllm_has_to_offer_is_still_there() -> None:
+def test_the_parts_of_vllm_that_we_use_still_exist() -> None:
     from vllm import CompletionOutput, SamplingParams
     from vllm.inputs import tokens_input
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -123,10 +123,10 @@ def test_what_vllm_has_to_offer_is_still_there() -> None:
     assert {"stream_interval", "flat_logprobs", "skip_clone"} <= set(SamplingParams.__struct_fields__)
     assert issubclass(ParallelLMHead, torch.nn.Module)
     taken = [name for name in dir(CPUWorker) if name.startswith("offbeat")]
-    assert not taken, "names of ours must not collide with the worker's"
+    assert not taken, "offbeat's names must not collide with the worker's"
 
 
-def test_the_environment_of_the_caller_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_the_caller_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
     before = dict(os.environ)
@@ -153,7 +153,7 @@ def test_behavior_logprobs_are_of_the_distribution_sampled_from(keeping: Served,
 
 
 def by_hand(logits: list[float], token: int, sampling: Sampling) -> float:
-    """Rank, keep the first k, of these the fewest that hold p of what is left, and renormalise."""
+    """Rank, keep the first k, of these the fewest with a share of p, and renormalize."""
     ranked = sorted(range(len(logits)), key=lambda i: -logits[i])[: sampling.top_k or None]
     chances = {i: np.exp(logits[i]) for i in ranked}
     whole = sum(chances.values())
@@ -164,17 +164,17 @@ def by_hand(logits: list[float], token: int, sampling: Sampling) -> float:
     return float(np.log(kept[token] / sum(kept.values())))
 
 
-def test_only_the_stop_tokens_that_were_sent_end_a_completion(keeping: Served) -> None:
+def test_only_the_given_stop_tokens_end_a_completion(keeping: Served) -> None:
     endless = keeping.generate(request(size=32, sampling=Sampling(60, ())))
     assert all(len(one.token_ids) == 60 and one.finish is Finish.LENGTH for one in endless)
-    assert any(END in one.token_ids[:-1] for one in endless), "the model's own end token must come up for this test"
+    assert any(END in one.token_ids[:-1] for one in endless), "this test needs the model's own end token to occur"
     ending = keeping.generate(request(size=32, sampling=Sampling(60, (END, 9))))
     stopped = [one for one in ending if one.finish is Finish.STOP]
     assert stopped and all(one.token_ids[-1] in (END, 9) for one in stopped)
     assert not any(set(one.token_ids[:-1]) & {END, 9} for one in ending)
 
 
-def test_the_same_request_is_the_same_group_and_its_completions_differ(keeping: Served) -> None:
+def test_the_same_request_gives_the_same_group_and_its_completions_differ(keeping: Served) -> None:
     one, other = keeping.generate(request()), keeping.generate(request())
     assert [c.token_ids.tolist() for c in one] == [c.token_ids.tolist() for c in other]
     assert len({tuple(c.token_ids.tolist()) for c in one}) == len(one)
@@ -187,7 +187,7 @@ def replace_seed(asked: Request, seed: int) -> Request:
     return Request(asked.id, asked.prompt_ids, asked.size, asked.sampling, seed)
 
 
-def test_a_request_without_room_or_with_another_temperature_than_asked_for_is_refused(keeping: Served) -> None:
+def test_a_request_that_is_too_long_or_has_too_low_a_temperature_is_refused(keeping: Served) -> None:
     with pytest.raises(ValueError, match="max_model_len is 256"):
         keeping.generate(request(sampling=Sampling(256 - PROMPT + 1, ())))
     with pytest.raises(ValueError, match="max_model_len is 256"):
@@ -210,7 +210,7 @@ def test_after_each_sync_an_untied_model_is_served_exactly(draining: Served) -> 
     assert max(found.after) < 1e-4 and min(found.before) > 0.1 and all(found.passed)
 
 
-def test_a_prompt_repeated_after_a_load_finds_no_keys_and_values_of_the_version_before(keeping: Served) -> None:
+def test_a_prompt_repeated_after_a_load_finds_no_keys_and_values_of_the_previous_version(keeping: Served) -> None:
     async def cached_tokens(salt: int) -> int:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
@@ -232,7 +232,7 @@ def test_a_prompt_repeated_after_a_load_finds_no_keys_and_values_of_the_version_
         assert [span.version for span in completion.versions] == [version]
 
 
-def test_loads_during_generation_are_kept_apart_token_by_token(keeping: Served) -> None:
+def test_versions_of_loads_during_generation_are_exact_token_by_token(keeping: Served) -> None:
     start = keeping.version
     watched = keeping.run(load_while_generating(keeping.engine, keeping.model, 5, after=start))
     found = judge(watched, keeping.model)
@@ -243,7 +243,7 @@ def test_loads_during_generation_are_kept_apart_token_by_token(keeping: Served) 
     keeping.model.load_state_dict(watched.states[keeping.version])
 
 
-def test_a_drained_completion_is_of_one_version(draining: Served) -> None:
+def test_a_drained_completion_has_one_version(draining: Served) -> None:
     start = draining.version
     watched = draining.run(load_while_generating(draining.engine, draining.model, 4, after=start))
     found = judge(watched, draining.model)
@@ -253,7 +253,7 @@ def test_a_drained_completion_is_of_one_version(draining: Served) -> None:
     assert len({completion.versions[0].version for _, completion in watched.completions}) > 1
 
 
-def test_what_is_being_written_under_a_version_that_is_loaded_again_starts_over(keeping: Served) -> None:
+def test_running_completions_of_a_version_that_is_loaded_again_start_over(keeping: Served) -> None:
     async def load_again() -> tuple[Completion, ...]:
         generating = asyncio.create_task(keeping.engine.generate([request(sampling=Sampling(150, ()))]))
         while not any(keeping.engine._writing.values()):
@@ -269,7 +269,7 @@ def test_what_is_being_written_under_a_version_that_is_loaded_again_starts_over(
         assert np.abs(values - completion.behavior_logprobs).max() < 1e-4
 
 
-def test_generation_that_is_cancelled_ends_in_the_engine_too(keeping: Served) -> None:
+def test_a_cancelled_generation_also_ends_in_the_engine(keeping: Served) -> None:
     async def cancel() -> int:
         generating = asyncio.create_task(keeping.engine.generate([request(sampling=Sampling(170, ()))]))
         while not any(keeping.engine._writing.values()):
@@ -291,9 +291,9 @@ def test_without_the_repair_of_tied_heads_the_probe_fails(unrepaired: Served) ->
     assert not verdict.passed and verdict.gap > 0.01
 
 
-def test_weights_that_do_not_fit_end_the_engine_and_every_later_call_says_so(draining: Served) -> None:
+def test_weights_that_do_not_fit_kill_the_engine_and_every_later_call_reports_it(draining: Served) -> None:
     weights = draining.model.state_dict()
-    del weights["model.layers.1.self_attn.v_proj.weight"]  # vLLM itself would keep the one it has
+    del weights["model.layers.1.self_attn.v_proj.weight"]  # vLLM itself would keep the loaded one
     with pytest.raises(EngineDead, match=r"missing: model\.layers\.1\.self_attn\.v_proj\.weight"):
         draining.run(draining.engine.load(9, weights.items()))
     for call in (
@@ -306,7 +306,7 @@ def test_weights_that_do_not_fit_end_the_engine_and_every_later_call_says_so(dra
             draining.run(call)
 
 
-def test_a_killed_engine_core_is_noticed_and_leaves_nothing_behind(unrepaired: Served) -> None:
+def test_a_killed_engine_core_is_detected_and_leaves_no_process_behind(unrepaired: Served) -> None:
     engine = unrepaired.engine
     unrepaired.run(engine.health())
     [core] = [process.pid for process in engine._llm.engine_core.resources.engine_manager.processes]
@@ -331,7 +331,7 @@ def test_a_killed_engine_core_is_noticed_and_leaves_nothing_behind(unrepaired: S
     assert eventually_gone(below)
 
 
-def test_an_engine_does_not_outlive_the_process_that_was_killed(tmp_path: Path) -> None:
+def test_an_engine_does_not_outlive_a_killed_owner(tmp_path: Path) -> None:
     save_llama(tmp_path, tied=True)
     with subprocess.Popen(
         [sys.executable, family.__file__, str(tmp_path)],

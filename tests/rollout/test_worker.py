@@ -1,4 +1,4 @@
-"""The worker: groups out of prompts, whatever its engine does; nothing unproven gets into the log."""
+"""The worker makes groups of prompts even if engines fail; no group of an unverified version reaches the log."""
 
 import asyncio
 import itertools
@@ -51,7 +51,7 @@ class Policies:
 
 
 class Graders:
-    """Long answers are right, empty texts cannot be graded."""
+    """Long completions are right; empty ones cannot be scored."""
 
     def score(self, text: str, columns: object, *, of: str = "") -> "Future[Score | Unscorable]":
         done: Future[Score | Unscorable] = Future()
@@ -60,8 +60,8 @@ class Graders:
 
 
 @dataclass
-class House:
-    """A worker and what it works with."""
+class Setup:
+    """A worker and its parts."""
 
     log: ExperienceLog
     engines: Iterator[ScriptedEngine]
@@ -69,16 +69,16 @@ class House:
     pace: Pace = QUICK
 
     def __post_init__(self) -> None:
-        self.desk = PromptLeases(lambda i: Prompt(f"p{i}", [i % VOCABULARY], "t"), name="r", seed=0, seconds=60)
+        self.leases = PromptLeases(lambda i: Prompt(f"p{i}", [i % VOCABULARY], "t"), name="r", seed=0, seconds=60)
         decode = lambda ids: "".join(chr(97 + token) for token in ids if token != 1)  # noqa: E731
         maker = GroupMaker(4, Sampling(8, (1,)), decode, Graders())
-        self.worker = Worker("w", self.engine, self.policies, LocalPrompts(self.desk), maker, self.log, self.pace)
+        self.worker = Worker("w", self.engine, self.policies, LocalPrompts(self.leases), maker, self.log, self.pace)
 
     async def engine(self) -> Engine:
         return next(self.engines)
 
-    async def works_until(self, *enough: Callable[[], bool], publishing: tuple[int, ...] = ()) -> None:
-        """Runs the worker until the last condition holds, then stops it; after each before it, publishes a version."""
+    async def work_until(self, *enough: Callable[[], bool], publishing: tuple[int, ...] = ()) -> None:
+        """Run the worker until the last condition holds. After each earlier condition, publish a version."""
         running = asyncio.create_task(self.worker.run())
         async with asyncio.timeout(60):
             for condition, version in itertools.zip_longest(enough, publishing):
@@ -111,70 +111,70 @@ def slow(seconds: float) -> Callable[[Request], Awaitable[None]]:
 
 
 def test_prompts_become_scored_groups_each_once(log: ExperienceLog) -> None:
-    house = House(log, itertools.repeat(healthy(takes=slow(0.001))))
-    asyncio.run(house.works_until(lambda: house.worker.tally.groups >= 12))
+    setup = Setup(log, itertools.repeat(healthy(takes=slow(0.001))))
+    asyncio.run(setup.work_until(lambda: setup.worker.tally.groups >= 12))
     groups = list(log.groups())
     ids = {group.id for group in groups}
     assert len(ids) == len(groups) >= 12 and ids >= {f"r-{i}" for i in range(8)}
     assert all(len(group.completions) == 4 and group.scored for group in groups)
-    assert house.worker.status is Status.STOPPED and not house.desk.out
+    assert setup.worker.status is Status.STOPPED and not setup.leases.out
 
 
 def test_a_completion_that_cannot_be_scored_stays_in_its_group(log: ExperienceLog) -> None:
-    house = House(log, itertools.repeat(healthy()))
-    asyncio.run(house.works_until(lambda: house.worker.tally.groups >= 40))
+    setup = Setup(log, itertools.repeat(healthy()))
+    asyncio.run(setup.work_until(lambda: setup.worker.tally.groups >= 40))
     kinds = {type(one.score) for group in log.groups() for one in group.completions}
     assert kinds == {Score, Unscorable}
 
 
-def test_stopping_gives_prompts_back_and_the_books_balance(log: ExperienceLog) -> None:
-    house = House(log, itertools.repeat(healthy(takes=slow(30))))
-    asyncio.run(house.works_until(lambda: len(house.desk.out) == 4))
-    assert not house.desk.out
-    assert {lease.group_id for lease in house.desk.take(4, 0.0, "next", 0)} == {"r-0", "r-1", "r-2", "r-3"}
+def test_stopping_gives_prompts_back_and_the_ledger_balances(log: ExperienceLog) -> None:
+    setup = Setup(log, itertools.repeat(healthy(takes=slow(30))))
+    asyncio.run(setup.work_until(lambda: len(setup.leases.out) == 4))
+    assert not setup.leases.out
+    assert {lease.group_id for lease in setup.leases.take(4, 0.0, "next", 0)} == {"r-0", "r-1", "r-2", "r-3"}
     ledger = log.ledger()
     ledger.check()
     assert ledger.counts == {Fate.LOST: 4}
 
 
-def test_a_newer_version_is_loaded_and_written_into_groups(log: ExperienceLog) -> None:
-    house = House(log, itertools.repeat(healthy(takes=slow(0.002))))
+def test_a_newer_version_is_loaded_and_recorded_in_groups(log: ExperienceLog) -> None:
+    setup = Setup(log, itertools.repeat(healthy(takes=slow(0.002))))
 
-    asyncio.run(house.works_until(house.has(0), house.has(1), house.has(5), publishing=(1, 5)))
-    assert house.worker.tally.loads == 3 and set(house.versions()) == {0, 1, 5}
+    asyncio.run(setup.work_until(setup.has(0), setup.has(1), setup.has(5), publishing=(1, 5)))
+    assert setup.worker.tally.loads == 3 and set(setup.versions()) == {0, 1, 5}
 
 
 def test_a_dead_engine_is_replaced_and_its_prompts_are_answered(log: ExperienceLog) -> None:
     engines = [healthy(dies_at=3, takes=slow(0.002)), healthy(takes=slow(0.002))]
-    house = House(log, iter(engines), Policies([0, 3]))
-    asyncio.run(house.works_until(lambda: house.worker.tally.groups >= 20))
-    assert house.worker.tally.starts == 2 and "the script said so" in house.worker.tally.notices[0]
+    setup = Setup(log, iter(engines), Policies([0, 3]))
+    asyncio.run(setup.work_until(lambda: setup.worker.tally.groups >= 20))
+    assert setup.worker.tally.starts == 2 and "the script ended it" in setup.worker.tally.notices[0]
     assert {group.id for group in log.groups()} >= {f"r-{i}" for i in range(12)}
-    assert set(house.versions()) == {3}  # the second engine, too, served nothing before it had loaded
+    assert set(setup.versions()) == {3}  # the second engine also generated nothing before its load
     assert engines[1].loads == [3]
 
 
-def test_engines_that_die_again_and_again_end_the_worker(log: ExperienceLog) -> None:
-    house = House(log, (healthy(dies_at=0) for _ in itertools.count()))
-    with pytest.raises(WorkerFailed, match="3 engines died in a row without a group"):
-        asyncio.run(house.works_until(lambda: False))
-    assert not house.desk.out and house.worker.tally.starts == 3
+def test_engines_that_die_repeatedly_end_the_worker(log: ExperienceLog) -> None:
+    setup = Setup(log, (healthy(dies_at=0) for _ in itertools.count()))
+    with pytest.raises(WorkerFailed, match="3 engines in a row died without a finished group"):
+        asyncio.run(setup.work_until(lambda: False))
+    assert not setup.leases.out and setup.worker.tally.starts == 3
 
 
 def test_an_engine_that_is_stuck_is_replaced(log: ExperienceLog) -> None:
     pace = Pace(lanes=1, poll_seconds=0.005, call_seconds=0.1)
-    house = House(log, iter([healthy(takes=slow(60)), healthy()]), pace=pace)
-    asyncio.run(house.works_until(lambda: house.worker.tally.groups >= 2))
-    assert "waited 0.1 s for 1 groups from worker w" in house.worker.tally.notices[0]
+    setup = Setup(log, iter([healthy(takes=slow(60)), healthy()]), pace=pace)
+    asyncio.run(setup.work_until(lambda: setup.worker.tally.groups >= 2))
+    assert "waited 0.1 s for 1 groups from worker w" in setup.worker.tally.notices[0]
 
 
-def test_an_engine_that_ignores_loads_is_quarantined_then_given_up_loudly(log: ExperienceLog) -> None:
-    house = House(log, itertools.repeat(healthy(deaf=True, takes=slow(0.002))))
-    with pytest.raises(ProbeFailed, match="does not serve version 1, also after a reload from an anchor"):
-        asyncio.run(house.works_until(house.has(0), lambda: False, publishing=(1,)))
-    assert house.policies.rebuilt == [1] and house.worker.tally.quarantines == 1
-    assert set(house.versions()) == {0}  # what it wrote as "version 1" never got into the log
-    assert not house.desk.out
+def test_an_engine_that_ignores_loads_is_quarantined_and_then_ends_the_worker(log: ExperienceLog) -> None:
+    setup = Setup(log, itertools.repeat(healthy(deaf=True, takes=slow(0.002))))
+    with pytest.raises(ProbeFailed, match="does not serve version 1, even after a reload from an anchor"):
+        asyncio.run(setup.work_until(setup.has(0), lambda: False, publishing=(1,)))
+    assert setup.policies.rebuilt == [1] and setup.worker.tally.quarantines == 1
+    assert set(setup.versions()) == {0}  # groups labeled version 1 never reached the log
+    assert not setup.leases.out
     log.ledger().check()
 
 
@@ -186,11 +186,11 @@ class DeafOnce(ScriptedEngine):
         await super().load(version, weights)  # type: ignore[arg-type]
 
 
-def test_a_reload_from_an_anchor_ends_the_quarantine_and_nothing_unproven_is_kept(log: ExperienceLog) -> None:
+def test_a_reload_from_an_anchor_ends_the_quarantine_and_unverified_groups_are_discarded(log: ExperienceLog) -> None:
     engine = DeafOnce(VOCABULARY, weights(0).items(), takes=slow(0.003))
-    house = House(log, itertools.repeat(engine))
-    asyncio.run(house.works_until(house.has(0), house.has(1), publishing=(1,)))
-    assert house.policies.rebuilt == [1] and house.worker.tally.quarantines == 1 and engine.loads == [0, 1, 1]
+    setup = Setup(log, itertools.repeat(engine))
+    asyncio.run(setup.work_until(setup.has(0), setup.has(1), publishing=(1,)))
+    assert setup.policies.rebuilt == [1] and setup.worker.tally.quarantines == 1 and engine.loads == [0, 1, 1]
     tables = [bigrams(weights(version).items(), VOCABULARY) for version in (0, 1)]
     for group in log.groups():
         table = tables[group.oldest_version or 0]
@@ -200,16 +200,16 @@ def test_a_reload_from_an_anchor_ends_the_quarantine_and_nothing_unproven_is_kep
     log.ledger().check()
 
 
-def test_without_weights_the_worker_says_what_it_waited_for(log: ExperienceLog) -> None:
-    house = House(log, itertools.repeat(healthy()), Policies([]), Pace(poll_seconds=0.005, start_seconds=0.05))
+def test_without_weights_the_worker_reports_what_it_waited_for(log: ExperienceLog) -> None:
+    setup = Setup(log, itertools.repeat(healthy()), Policies([]), Pace(poll_seconds=0.005, start_seconds=0.05))
     with pytest.raises(
-        WorkerFailed, match=r"waited 0.05 s for the first weights for worker w: is a trainer publishing"
+        WorkerFailed, match=r"waited 0.05 s for the first weights for worker w: check that a trainer publishes"
     ):
-        asyncio.run(house.works_until(lambda: False))
+        asyncio.run(setup.work_until(lambda: False))
 
 
-def test_the_wrong_model_is_refused_before_it_writes_anything(log: ExperienceLog) -> None:
-    house = House(log, itertools.repeat(ScriptedEngine(VOCABULARY, weights(9).items())))
-    with pytest.raises(ProbeFailed, match="not what this run started from"):
-        asyncio.run(house.works_until(lambda: False))
+def test_the_wrong_model_is_refused_before_it_generates_anything(log: ExperienceLog) -> None:
+    setup = Setup(log, itertools.repeat(ScriptedEngine(VOCABULARY, weights(9).items())))
+    with pytest.raises(ProbeFailed, match="not the one this run started from"):
+        asyncio.run(setup.work_until(lambda: False))
     assert not list(log.groups())

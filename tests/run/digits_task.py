@@ -1,4 +1,4 @@
-"""A task that a random model of characters sometimes solves: write at least two digits."""
+"""A task that a random character model sometimes solves: write at least two digits."""
 
 import dataclasses
 

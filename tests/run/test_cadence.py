@@ -1,4 +1,4 @@
-"""Cadence: when to publish, as properties over any course of drift."""
+"""When a cadence publishes, as properties over any sequence of drifts."""
 
 import itertools
 import math
@@ -24,8 +24,8 @@ class Publish:
     version: float | None
 
 
-def played(cadence: Cadence, course: list[float | None], delay: int) -> list[Publish]:
-    """What is published where batches come from the version that was newest `delay` steps before."""
+def publishes(cadence: Cadence, course: list[float | None], delay: int) -> list[Publish]:
+    """Return what is published if batches come from the version that was newest `delay` steps before."""
     found: list[Publish] = []
     for step, drift in enumerate(course, start=1):
         known = [0, *(p.step for p in found)]
@@ -49,8 +49,8 @@ def rules(draw: st.DrawFn) -> Drift:
 
 @given(rules(), drifts, delays)
 @settings(max_examples=1000)
-def test_drift_never_publishes_before_the_least_nor_after_the_most(rule: Drift, course: list, delay: int) -> None:
-    found = played(rule, course, delay)
+def test_drift_publishes_between_at_least_and_at_most_steps(rule: Drift, course: list, delay: int) -> None:
+    found = publishes(rule, course, delay)
     assert all(rule.at_least <= gap <= rule.at_most for gap in gaps(found))
     last = found[-1].step if found else 0
     assert len(course) - last < rule.at_most
@@ -58,20 +58,20 @@ def test_drift_never_publishes_before_the_least_nor_after_the_most(rule: Drift, 
 
 @given(rules(), drifts, delays, budgets)
 @settings(max_examples=1000)
-def test_a_larger_budget_never_publishes_earlier_nor_more_often(
+def test_a_larger_budget_never_publishes_earlier_or_more_often(
     rule: Drift, course: list, delay: int, budget: float
 ) -> None:
     low, high = sorted([rule.budget, budget])
-    often = played(Drift(low, rule.at_least, rule.at_most), course, delay)
-    seldom = played(Drift(high, rule.at_least, rule.at_most), course, delay)
-    assert len(seldom) <= len(often)
-    assert all(early.step <= late.step for early, late in zip(often, seldom, strict=False))
+    often = publishes(Drift(low, rule.at_least, rule.at_most), course, delay)
+    rarely = publishes(Drift(high, rule.at_least, rule.at_most), course, delay)
+    assert len(rarely) <= len(often)
+    assert all(early.step <= late.step for early, late in zip(often, rarely, strict=False))
 
 
 @given(rules(), drifts, delays)
 @settings(max_examples=1000)
-def test_one_drift_causes_one_publish_until_its_effect_is_seen(rule: Drift, course: list, delay: int) -> None:
-    found = played(rule, course, delay)
+def test_a_drift_causes_one_publish_until_its_effect_shows(rule: Drift, course: list, delay: int) -> None:
+    found = publishes(rule, course, delay)
     for before, after in itertools.pairwise(found):
         if after.why is PublishReason.DRIFT:
             assert after.version is not None and after.version >= before.step
@@ -80,11 +80,11 @@ def test_one_drift_causes_one_publish_until_its_effect_is_seen(rule: Drift, cour
 
 @given(rules(), drifts, delays)
 @settings(max_examples=1000)
-def test_drift_within_its_budget_or_unknown_never_publishes_before_the_most(
+def test_drift_within_its_budget_or_unknown_publishes_only_after_at_most_steps(
     rule: Drift, course: list, delay: int
 ) -> None:
     calm = [drift if drift is None or drift <= rule.budget else rule.budget for drift in course]
-    assert all(p.why is PublishReason.LONGEST for p in played(rule, calm, delay))
+    assert all(p.why is PublishReason.LONGEST for p in publishes(rule, calm, delay))
 
 
 @given(rules(), drifts, delays, st.integers(0, 120))
@@ -92,7 +92,7 @@ def test_drift_within_its_budget_or_unknown_never_publishes_before_the_most(
 def test_a_cadence_resumed_from_its_last_published_version_decides_the_same(
     rule: Drift, course: list, delay: int, cut: int
 ) -> None:
-    whole = played(rule, course, delay)
+    whole = publishes(rule, course, delay)
     before = [p for p in whole if p.step <= cut]
     known = [0, *(p.step for p in before)]
     resumed = list(before)
@@ -106,15 +106,15 @@ def test_a_cadence_resumed_from_its_last_published_version_decides_the_same(
 
 @given(st.integers(1, 30), st.integers(0, 200))
 def test_fixed_publishes_every_v_steps(every: int, steps: int) -> None:
-    assert [p.step for p in played(Fixed(every), [None] * steps, 0)] == list(range(every, steps + 1, every))
+    assert [p.step for p in publishes(Fixed(every), [None] * steps, 0)] == list(range(every, steps + 1, every))
 
 
-def test_a_drift_that_is_not_a_number_is_beyond_every_budget() -> None:
+def test_a_drift_of_nan_exceeds_every_budget() -> None:
     assert Drift(0.5).due(step=3, published=2, drift=math.nan, version=2) is PublishReason.DRIFT
 
 
-def test_steady_drift_above_its_budget_publishes_as_often_as_its_effect_can_be_seen() -> None:
-    assert [p.step for p in played(Drift(0.1, 1, 20), [0.5] * 10, delay=3)] == [3, 6, 9]
+def test_steady_drift_above_its_budget_publishes_as_often_as_its_effect_shows() -> None:
+    assert [p.step for p in publishes(Drift(0.1, 1, 20), [0.5] * 10, delay=3)] == [3, 6, 9]
 
 
 @pytest.mark.parametrize(("budget", "at_least", "at_most"), [(0.0, 1, 2), (math.nan, 1, 2), (0.1, 0, 2), (0.1, 3, 2)])

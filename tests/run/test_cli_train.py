@@ -1,4 +1,4 @@
-"""`offbeat train` and `offbeat resume`, as a person uses them."""
+"""`offbeat train` and `offbeat resume` from the command line."""
 
 import os
 import signal
@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.config import parse
-from offbeat.report.live import LiveView
+from offbeat.events import EventKind
+from offbeat.reports.live import LiveView
 from offbeat.run.journal import read
 
 pytestmark = pytest.mark.engine
@@ -53,7 +54,7 @@ def toml(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_run_says_what_it_will_do_does_it_and_balances_its_books(toml: Path, tmp_path: Path) -> None:
+def test_a_run_prints_its_plan_trains_and_ends_with_a_balanced_ledger(toml: Path, tmp_path: Path) -> None:
     result = run(app, ["train", str(toml), "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     assert "4 prompts × 4 = 16 completions a step → 1 update; sync every 2 steps: lag 0 to 1" in result.output
@@ -66,7 +67,7 @@ def test_a_run_says_what_it_will_do_does_it_and_balances_its_books(toml: Path, t
     assert longer.exit_code == 0 and "step 6/6  reward" in longer.output and "24 generated" in longer.output
 
 
-def test_an_interrupt_checkpoints_and_says_how_to_go_on(toml: Path, tmp_path: Path) -> None:
+def test_an_interrupt_saves_a_checkpoint_and_prints_how_to_continue(toml: Path, tmp_path: Path) -> None:
     toml.write_text(toml.read_text().replace("steps = 4", "steps = 100000"))
     place = tmp_path / "run"
     process = subprocess.Popen(
@@ -79,16 +80,19 @@ def test_an_interrupt_checkpoints_and_says_how_to_go_on(toml: Path, tmp_path: Pa
     with process:
         until = time.monotonic() + 120
         events = place / "events.jsonl"
-        while not (events.exists() and any(e["kind"] == "step" for e in read(events))) and time.monotonic() < until:
+        while (
+            not (events.exists() and any(e["kind"] == EventKind.STEP for e in read(events)))
+            and time.monotonic() < until
+        ):
             time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, said
-    assert "ending after this step" in said and f"offbeat resume {place}" in said
-    assert [event["kind"] for event in read(events)][-2:] == ["saved", "ended"]
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "stopping after this step" in output and f"offbeat resume {place}" in output
+    assert [event["kind"] for event in read(events)][-2:] == [EventKind.SAVED, EventKind.ENDED]
 
 
-def test_a_wrong_file_is_answered_with_everything_that_is_wrong(tmp_path: Path) -> None:
+def test_a_wrong_file_gets_a_message_for_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[objective]\npreset = "grp"\n[sync]\nevry = 3\n')
     result = run(app, ["train", str(file)])
@@ -101,9 +105,14 @@ def test_the_live_view_fits_its_terminal(width: int, height: int) -> None:
     for step in range(1, 120):
         metrics = {"reward_mean": step / 120, "lag": step % 10, "drift_tv_token": 0.02}
         view(
-            {"step": step, "kind": "step", "metrics": metrics, "seconds": {"training": 3.0, "waiting for groups": 9.0}}
+            {
+                "step": step,
+                "kind": EventKind.STEP,
+                "metrics": metrics,
+                "seconds": {"training": 3.0, "waiting for groups": 9.0},
+            }
         )
-    view({"step": 119, "kind": "alarm", "says": "ess below 0.1 for 3 steps, now 0.01: sync sooner"})
+    view({"step": 119, "kind": EventKind.ALARM, "says": "ess below 0.1 for 3 steps, now 0.01: sync sooner"})
     with view.console.capture() as shown:
         view.console.print(view.render())
     lines = shown.get().splitlines()

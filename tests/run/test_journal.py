@@ -1,4 +1,4 @@
-"""The journal survives crashes, and the time budget adds up."""
+"""The journal survives crashes, and seconds by phase sum to the wall time."""
 
 import itertools
 from pathlib import Path
@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.events import EventKind
 from offbeat.run.health import Action, Health, Rule
 from offbeat.run.journal import FileJournal, Phase, Stopwatch, read
 
 
-def test_a_line_that_a_crash_cut_short_costs_nothing_but_itself(tmp_path: Path) -> None:
+def test_a_crash_that_cuts_a_line_short_loses_only_that_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with FileJournal(path) as journal:
-        journal.write("step", 1, metrics={"loss": float("nan")})
+        journal.write(EventKind.STEP, 1, metrics={"loss": float("nan")})
     with path.open("ab") as file:
         file.write(b'{"at": 3, "step": 2, "ki')
     with FileJournal(path) as journal:
-        journal.write("step", 3)
-    assert [(event["step"], event["kind"]) for event in read(path)] == [(1, "step"), (3, "step")]
+        journal.write(EventKind.STEP, 3)
+    assert [(event["step"], event["kind"]) for event in read(path)] == [(1, EventKind.STEP), (3, EventKind.STEP)]
     assert next(read(path))["metrics"] == {"loss": None}
 
 
@@ -35,8 +36,8 @@ def test_phases_sum_to_wall_time(spans: list[tuple[Phase, float, float]]) -> Non
 
 
 @given(st.lists(st.floats(allow_nan=True), max_size=30), st.integers(1, 4))
-def test_a_rule_speaks_once_for_each_spell_of_illness(values: list[float], patience: int) -> None:
+def test_a_rule_fires_once_each_time_it_stays_broken(values: list[float], patience: int) -> None:
     health = Health([Rule("ess", below=0.5, patience=patience, action=Action.STOP)])
-    spoken = sum(len(health.look({"ess": value}, [])) for value in values)
-    spells = [len(list(run)) for ill, run in itertools.groupby(values, lambda v: not v >= 0.5) if ill]
-    assert spoken == sum(length >= patience for length in spells)
+    alarms = sum(len(health.check({"ess": value}, [])) for value in values)
+    lengths = [len(list(run)) for broken, run in itertools.groupby(values, lambda v: not v >= 0.5) if broken]
+    assert alarms == sum(length >= patience for length in lengths)

@@ -1,4 +1,4 @@
-"""A run in one process, with everything real but its size."""
+"""A run in one process, with real parts and a tiny model."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,16 +10,17 @@ import torch
 from lab.fixtures.tiny_model import save_model
 from offbeat.config import Config, parse
 from offbeat.errors import RunError
+from offbeat.events import EventKind
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.build import load_tokenizer, make_task
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
-from offbeat.run.learner import identity
+from offbeat.run.learner import fixed_settings
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.seeds import derive
-from offbeat.tasks.data import prompt_at
+from offbeat.tasks.task import prompt_at
 from offbeat.trainer.checkpoint import Checkpoints
 from offbeat.types import UNKNOWN, Completion, Group, Json, Prompt, Score
 from tests.run import synchronous
@@ -61,7 +62,7 @@ def ran(config: Config, place: Path) -> tuple[list[dict], RunDirectory]:
 
 
 def parameters(directory: RunDirectory, config: Config) -> dict[str, torch.Tensor]:
-    with Checkpoints(directory.checkpoints, config=identity(config)) as checkpoints:
+    with Checkpoints(directory.checkpoints, config=fixed_settings(config)) as checkpoints:
         newest = checkpoints.newest()
         assert newest is not None
         return dict(newest.policy())
@@ -88,7 +89,7 @@ def test_with_v_1_and_i_1_a_lockstep_run_is_synchronous_grpo_bit_for_bit(model: 
         lr=1e-3,
         clip=(objective.gate.low, objective.gate.high),
     )
-    assert [event["metrics"]["reward_mean"] for event in events if event["kind"] == "step"] == rewards
+    assert [event["metrics"]["reward_mean"] for event in events if event["kind"] == EventKind.STEP] == rewards
     found = parameters(directory, asked)
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
@@ -100,8 +101,8 @@ def test_v_and_i_do_exactly_what_they_promise(model: Path, tmp_path: Path, every
         config(model, steps=steps, updates_per_batch=updates, sync={"every": every}), tmp_path / "run"
     )
     kinds = Counter(event["kind"] for event in events)
-    made = [event for event in events if event["kind"] == "step"]
-    assert kinds["step"] == steps and kinds["published"] == 1 + steps // every
+    made = [event for event in events if event["kind"] == EventKind.STEP]
+    assert kinds[EventKind.STEP] == steps and kinds[EventKind.PUBLISHED] == 1 + steps // every
     assert all(event["lags"] == [(event["step"] - 1) % every] * 4 for event in made)
     assert sum(event["metrics"]["updates"] for event in made) == steps * updates
     with ExperienceLog.open(directory.experience) as log:
@@ -109,7 +110,7 @@ def test_v_and_i_do_exactly_what_they_promise(model: Path, tmp_path: Path, every
         assert log.ledger().generated == steps * 4
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(model: Path, tmp_path: Path) -> None:
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     asked = config(model, steps=9, sync={"every": 3})
     whole, directory = ran(asked, tmp_path / "whole")
     cut = RunDirectory(tmp_path / "cut")
@@ -117,21 +118,23 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(model: Path, tmp_p
     loops: list[Loop] = []
 
     def stop_at_5(event: dict) -> None:
-        if event["kind"] == "step" and event["step"] == 5:
+        if event["kind"] == EventKind.STEP and event["step"] == 5:
             loops[0].stop("test")
 
     train(asked, cut, watching=stop_at_5, started=loops.append)
     train(asked, cut)
     found, expected = parameters(cut, asked), parameters(directory, asked)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    metrics = [[event["metrics"] for event in run if event["kind"] == "step"] for run in (read(cut.events), whole)]
+    metrics = [
+        [event["metrics"] for event in run if event["kind"] == EventKind.STEP] for run in (read(cut.events), whole)
+    ]
     assert metrics[0] == metrics[1]
 
 
 def test_concurrent_lag_stays_within_its_bound_and_nothing_expires(model: Path, tmp_path: Path) -> None:
     asked = config(model, steps=10, sync={"every": 2}, run={"mode": "concurrent", "max_lag": 4})
     events, directory = ran(asked, tmp_path / "run")
-    lags = [lag for event in events if event["kind"] == "step" for lag in event["lags"]]
+    lags = [lag for event in events if event["kind"] == EventKind.STEP for lag in event["lags"]]
     assert max(lags) <= 4 and len(lags) == 40
     with ExperienceLog.open(directory.experience) as log:
         ledger = log.ledger()
@@ -139,15 +142,15 @@ def test_concurrent_lag_stays_within_its_bound_and_nothing_expires(model: Path, 
         assert "expired" not in ledger.dropped
 
 
-def test_a_run_learns_offline_from_a_log_then_goes_on_with_fresh_groups(model: Path, tmp_path: Path) -> None:
+def test_a_run_learns_offline_from_a_log_then_continues_with_fresh_groups(model: Path, tmp_path: Path) -> None:
     first = config(model, steps=4)
     _, source = ran(first, tmp_path / "first")
     offline = config(
         model, steps=3, run={"mode": "offline", "experience": str(source.experience)}, sampler={"mode": "offline"}
     )
     events, _ = ran(offline, tmp_path / "offline")
-    assert [event["kind"] for event in events].count("step") == 3
-    assert not [event for event in events if event["kind"] == "worker lost"]
+    assert [event["kind"] for event in events].count(EventKind.STEP) == 3
+    assert not [event for event in events if event["kind"] == EventKind.WORKER_LOST]
     mixed = config(
         model,
         steps=4,
@@ -156,13 +159,13 @@ def test_a_run_learns_offline_from_a_log_then_goes_on_with_fresh_groups(model: P
         objective={"preset": "rec-oneside-nois", "untested_lag": True},
     )
     events, _ = ran(mixed, tmp_path / "mixed")
-    replayed = [event["replayed"] for event in events if event["kind"] == "step"]
-    assert 0 < sum(replayed) < sum(event["groups"] for event in events if event["kind"] == "step")
+    replayed = [event["replayed"] for event in events if event["kind"] == EventKind.STEP]
+    assert 0 < sum(replayed) < sum(event["groups"] for event in events if event["kind"] == EventKind.STEP)
     with ExperienceLog.open(source.experience) as log:
         assert log.ledger().conflicts == 0
 
 
-def test_late_feedback_is_learned_from_while_the_run_goes_on(model: Path, tmp_path: Path) -> None:
+def test_a_run_learns_from_feedback_that_arrives_late(model: Path, tmp_path: Path) -> None:
     asked = config(model, steps=6, prompts_per_step=2, objective={"preset": "reinforce", "zero_variance_mask": False})
     directory = RunDirectory(tmp_path / "run")
     directory.create(asked)
@@ -178,7 +181,7 @@ def test_late_feedback_is_learned_from_while_the_run_goes_on(model: Path, tmp_pa
         log.append(people)
 
         def judge_at_3(event: Mapping[str, Json]) -> None:
-            if event["kind"] == "step" and event["step"] == 3:
+            if event["kind"] == EventKind.STEP and event["step"] == 3:
                 scores = [LateScore(one.id, answer.id, Score(float(j % 2))) for one in people
                           for j, answer in enumerate(one.completions)]  # fmt: skip
                 log.score(scores)
@@ -188,7 +191,7 @@ def test_late_feedback_is_learned_from_while_the_run_goes_on(model: Path, tmp_pa
     assert all(fates[group.id].steps and min(fates[group.id].steps) > 3 for group in people)
 
 
-def test_a_directory_that_holds_a_run_is_not_begun_again(model: Path, tmp_path: Path) -> None:
+def test_a_directory_that_holds_a_run_is_refused(model: Path, tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     directory.create(config(model))
     directory.events.touch()
@@ -198,5 +201,5 @@ def test_a_directory_that_holds_a_run_is_not_begun_again(model: Path, tmp_path: 
 
 def test_the_time_budget_sums_to_wall_time(model: Path, tmp_path: Path) -> None:
     events, _ = ran(config(model, steps=3), tmp_path / "run")
-    [end] = [event for event in events if event["kind"] == "ended"]
+    [end] = [event for event in events if event["kind"] == EventKind.ENDED]
     assert sum(end["seconds"].values()) == pytest.approx(end["at"] - events[0]["at"], abs=2.0)

@@ -1,36 +1,40 @@
-"""A paused run has a checkpoint, waits for a person, and gives up after its deadline."""
+"""A paused run saves a checkpoint, waits for a person, and ends after its deadline."""
 
 import asyncio
 from dataclasses import replace
 
 import pytest
 
-from lab.simulation import run as simulate_run
 from lab.simulation import virtual_time
+from lab.simulation.world import FaultRates, World, build
+from offbeat.events import EventKind
 from offbeat.run.health import Action, Health, Rule
 
 
 class Person:
-    """Opens the gate after some time."""
+    """Releases the run after some time."""
 
     def __init__(self, after: float) -> None:
-        self._after, self.shut_at = after, -1.0
+        self._after, self.paused_at = after, -1.0
 
-    def shut(self) -> None:
-        self.shut_at = asyncio.get_running_loop().time()
+    def pause(self) -> None:
+        self.paused_at = asyncio.get_running_loop().time()
 
-    def is_open(self) -> bool:
-        return asyncio.get_running_loop().time() >= self.shut_at + self._after
+    def is_released(self) -> bool:
+        return asyncio.get_running_loop().time() >= self.paused_at + self._after
 
 
-def paused(after: float) -> tuple[simulate_run.World, Person]:
-    calm = simulate_run.Weather(*[0.0] * 9)
-    world, person = simulate_run.World(20_001), Person(after)
-    world.weather = calm
+def paused(after: float) -> tuple[World, Person]:
+    calm = FaultRates(*[0.0] * 9)
+    world, person = World(20_001), Person(after)
+    world.faults = calm
 
     async def drive() -> None:
-        loop = simulate_run.build(world)
-        loop.gate, loop.health = person, Health([Rule("reward_mean", below=0.6, action=Action.PAUSE, advice="look")])
+        loop = build(world)
+        loop.pause_control, loop.health = (
+            person,
+            Health([Rule("reward_mean", below=0.6, action=Action.PAUSE, advice="look")]),
+        )
         loop.plan = replace(loop.plan, pause_seconds=3600.0)
         await loop.run()
 
@@ -38,17 +42,17 @@ def paused(after: float) -> tuple[simulate_run.World, Person]:
     return world, person
 
 
-def test_it_saves_waits_and_goes_on_when_let() -> None:
+def test_a_paused_run_saves_waits_and_continues_when_released() -> None:
     world, person = paused(after=600)
-    assert person.shut_at >= 0
+    assert person.paused_at >= 0
     kinds = [event["kind"] for event in world.journal.events]
-    assert kinds.index("alarm") < kinds.index("saved") < kinds.index("released")
+    assert kinds.index(EventKind.ALARM) < kinds.index(EventKind.SAVED) < kinds.index(EventKind.RELEASED)
     assert world.journal.events[-1]["step"] == world.steps
 
 
 @pytest.mark.parametrize("after", [1e9])
-def test_nobody_comes_and_the_run_ends_with_its_reason(after: float) -> None:
+def test_a_paused_run_that_is_not_released_ends_with_its_reason(after: float) -> None:
     world, _ = paused(after)
     end = world.journal.events[-1]
-    assert end["kind"] == "ended" and "paused for 3600 s: reward_mean below 0.6" in str(end["why"])
+    assert end["kind"] == EventKind.ENDED and "paused for 3600 s: reward_mean below 0.6" in str(end["why"])
     assert end["step"] == 1 == world.saved_step

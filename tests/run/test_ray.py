@@ -1,4 +1,4 @@
-"""A run on Ray, with everything real but its size: the same bits as in one process, and what is refused."""
+"""A run on Ray with real parts and a tiny model: the same bits as in one process, and what is refused."""
 
 import subprocess
 import sys
@@ -9,6 +9,7 @@ import pytest
 from lab.torture.run import schedule
 from offbeat.config import Config
 from offbeat.errors import RunError
+from offbeat.events import EventKind
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.ray.entry import environment, join_command
@@ -32,11 +33,11 @@ print(train(config, directory))
 
 
 def kinds(directory: RunDirectory) -> list[object]:
-    return [event["kind"] for event in read(directory.events) if event["kind"] != "worker ready"]
+    return [event["kind"] for event in read(directory.events) if event["kind"] != EventKind.WORKER_READY]
 
 
 def ran(asked: Config, place: Path) -> RunDirectory:
-    """In a process of its own: Ray reads its settings once, when it is imported."""
+    """Train in a process of its own, because Ray reads its settings once, at import."""
     directory = RunDirectory(place)
     directory.create(asked)
     done = subprocess.run([sys.executable, "-c", DRIVE, str(place)], capture_output=True, text=True, timeout=300)
@@ -45,7 +46,7 @@ def ran(asked: Config, place: Path) -> RunDirectory:
     return directory
 
 
-def test_on_ray_a_lockstep_run_makes_the_same_bits_as_in_one_process(model: Path, tmp_path: Path) -> None:
+def test_a_lockstep_run_on_ray_computes_the_same_bits_as_in_one_process(model: Path, tmp_path: Path) -> None:
     here, there = (
         config(model, steps=5, run={"place": place}, sync={"every": 2}, evaluation={"every": 5, "prompts": 4})
         for place in ("local", "ray")
@@ -55,14 +56,15 @@ def test_on_ray_a_lockstep_run_makes_the_same_bits_as_in_one_process(model: Path
     for name, tensor in parameters(local, here).items():
         assert tensor.equal(theirs[name]), name
     kinds = [
-        [event["kind"] for event in read(one.events) if event["kind"] != "worker ready"] for one in (local, cluster)
+        [event["kind"] for event in read(one.events) if event["kind"] != EventKind.WORKER_READY]
+        for one in (local, cluster)
     ]
     assert kinds[0] == kinds[1]
     assert not (cluster.path / "ray.address").exists()
     assert (cluster.path / "ray.token").stat().st_mode & 0o077 == 0
 
 
-def test_two_ranks_learn_what_one_does(model: Path, tmp_path: Path) -> None:
+def test_two_ranks_learn_the_same_as_one(model: Path, tmp_path: Path) -> None:
     changes = {"steps": 3, "evaluation": {"every": 3, "prompts": 4}}
     one = config(model, **changes)
     two = config(model, **changes, run={"place": "ray"}, trainer={"save_every": 2, "ranks": 2})
@@ -74,13 +76,13 @@ def test_two_ranks_learn_what_one_does(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [12])
-def test_a_rank_that_is_killed_costs_only_the_steps_since_the_checkpoint(seed: int, model: Path) -> None:
+def test_a_killed_rank_costs_only_the_steps_since_the_checkpoint(seed: int, model: Path) -> None:
     outcome = schedule(seed, model)
     assert (outcome.target, outcome.signal) == ("rank", "SIGKILL")
     assert outcome.noticed < 5
 
 
-def test_a_cluster_that_is_there_is_used_with_a_token_only(model: Path, tmp_path: Path,
+def test_an_existing_cluster_is_used_only_with_a_token(model: Path, tmp_path: Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     asked = config(model, run={"place": "ray"}, cluster={"address": "10.0.0.1:6379"})
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
@@ -88,7 +90,7 @@ def test_a_cluster_that_is_there_is_used_with_a_token_only(model: Path, tmp_path
         pass
 
 
-def test_joining_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_join_command_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = RunDirectory(tmp_path)
     with pytest.raises(RunError, match="does not run on Ray"):
         join_command(directory, 1)

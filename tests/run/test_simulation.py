@@ -1,25 +1,26 @@
-"""The loop under bad weather, in virtual time: a short form of lab/simulation/run.py."""
+"""The loop with crashes and lost messages, in virtual time: a short form of lab/simulation/run.py."""
 
 import asyncio
 
 import numpy as np
 import pytest
 
-from lab.simulation import run as simulate_run
 from lab.simulation import virtual_time
+from lab.simulation.run import check_schedule
+from lab.simulation.world import Broken, FaultRates, Learner, World, build
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
 
 
 @pytest.mark.parametrize("seed", range(20_000, 20_016))
-def test_whatever_dies_lag_is_bounded_the_books_balance_and_the_run_ends(seed: int) -> None:
-    simulate_run.checked(seed)
+def test_after_any_crash_lag_is_bounded_the_ledger_balances_and_the_run_ends(seed: int) -> None:
+    check_schedule(seed)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
-    assert simulate_run.checked(20_003) == simulate_run.checked(20_003)
+    assert check_schedule(20_003) == check_schedule(20_003)
 
 
-def test_a_program_that_waits_for_nothing_is_told_so() -> None:
+def test_a_program_that_waits_for_nothing_raises() -> None:
     async def forever() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -28,15 +29,15 @@ def test_a_program_that_waits_for_nothing_is_told_so() -> None:
 
 
 def test_writing_the_last_checkpoint_counts_as_saving() -> None:
-    world = simulate_run.World(20_001)
-    world.weather = simulate_run.Weather(*[0.0] * 9)
+    world = World(20_001)
+    world.faults = FaultRates(*[0.0] * 9)
 
-    class Slow(simulate_run.Learner):
+    class Slow(Learner):
         async def finish(self) -> None:
             await asyncio.sleep(7)
 
     async def drive() -> None:
-        loop = simulate_run.build(world)
+        loop = build(world)
         loop.learner = Slow(world)
         await loop.run()
 
@@ -46,14 +47,14 @@ def test_writing_the_last_checkpoint_counts_as_saving() -> None:
 
 
 @pytest.mark.parametrize("seed", [4_493, 6_676, 8_009])
-def test_feedback_for_others_makes_no_group_of_ours_expire(seed: int) -> None:
-    simulate_run.checked(seed)
+def test_feedback_for_other_groups_makes_no_group_of_the_run_expire(seed: int) -> None:
+    check_schedule(seed)
 
 
 def test_the_checks_of_the_simulation_can_fail() -> None:
-    world = simulate_run.World(20_000)
-    learner = simulate_run.Learner(world)
+    world = World(20_000)
+    learner = Learner(world)
     learner.step = world.max_lag + 1
     answer = Completion("g/0", np.array([2]), np.array([-0.5]), (VersionSpan(0, 0, 1),), score=Score(1.0))
-    with pytest.raises(simulate_run.Broken, match="of lag"):
+    with pytest.raises(Broken, match="of lag"):
         virtual_time.run(learner.train([Group("g", Prompt("p", np.array([1]), "t"), (answer,))]))

@@ -1,4 +1,4 @@
-"""Sinks are told what the journal holds, and cannot hurt a run; every metric is declared, and emitted."""
+"""Sinks get what the journal holds and cannot end a run; every metric is declared, and emitted."""
 
 import logging
 import re
@@ -10,12 +10,13 @@ import pytest
 from lab.fixtures.tiny_model import save_model
 from offbeat.config import Config, parse
 from offbeat.errors import RunError
+from offbeat.events import EventKind
 from offbeat.metrics import METRICS
 from offbeat.run import sinks
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.local import train
-from offbeat.run.sinks import Guarded, PrometheusFile, Value, metrics_of, open_journal
+from offbeat.run.sinks import GuardedSink, PrometheusFile, Value, metrics_of, open_journal
 from tests.run.test_local import config
 
 STEP = {"metrics": {"ess": 0.5, "reward_mean": 0.25}, "by_lag": {"1": {"ess": 0.4}}, "seconds": {"training": 2.0}}
@@ -48,17 +49,17 @@ def test_every_metric_of_a_run_is_declared_and_every_declared_one_is_emitted(tmp
 
 
 def test_a_metric_that_is_not_declared_is_refused(directory: RunDirectory) -> None:
-    with open_journal(directory, [], None) as journal, pytest.raises(ValueError, match="ess2: a metric is declared"):
-        journal.write("step", 1, metrics={"ess2": 0.5})
+    with open_journal(directory, [], None) as journal, pytest.raises(ValueError, match="ess2: not declared"):
+        journal.write(EventKind.STEP, 1, metrics={"ess2": 0.5})
 
 
-def test_whoever_is_watching_hears_everything_and_sinks_hear_numbers(directory: RunDirectory) -> None:
-    heard: list[object] = []
-    with open_journal(directory, ["prometheus"], heard.append) as journal:
-        journal.write("step", 1, **STEP)
-        journal.write("alarm", 1, says="ess below 0.1")
-        journal.write("published", 1, version=1, bytes=512)
-    assert len(heard) == 3 and len(list(read(directory.events))) == 3
+def test_a_watcher_gets_every_event_and_sinks_get_numbers(directory: RunDirectory) -> None:
+    events: list[object] = []
+    with open_journal(directory, ["prometheus"], events.append) as journal:
+        journal.write(EventKind.STEP, 1, **STEP)
+        journal.write(EventKind.ALARM, 1, says="ess below 0.1")
+        journal.write(EventKind.PUBLISHED, 1, version=1, bytes=512)
+    assert len(events) == 3 and len(list(read(directory.events))) == 3
     lines = (directory.path / "offbeat.prom").read_text().splitlines()
     assert 'offbeat_ess{run="one",lag="1"} 0.4' in lines and 'offbeat_published_bytes{run="one"} 512.0' in lines
     assert 'offbeat_seconds{run="one",phase="training"} 2.0' in lines
@@ -72,32 +73,32 @@ def test_names_of_runs_are_escaped_for_prometheus(tmp_path: Path) -> None:
 
 class Failing:
     def __init__(self) -> None:
-        self.asked = 0
+        self.writes = 0
 
     def write(self, step: int, values: object) -> None:
-        self.asked += 1
+        self.writes += 1
         raise ConnectionError("the server is gone")
 
     def close(self) -> None:
         raise ConnectionError("the server is gone")
 
 
-def test_a_sink_that_fails_is_left_out_with_one_warning(
+def test_a_sink_that_fails_is_turned_off_with_one_warning(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing()
     monkeypatch.setattr(sinks, "SINKS", {"wandb": lambda _: failing, "prometheus": sinks.SINKS["prometheus"]})
     with caplog.at_level(logging.WARNING), open_journal(directory, ["wandb", "prometheus"], None) as journal:
         for step in range(1, 4):
-            journal.write("step", step, **STEP)
-    assert failing.asked == 1 and len(list(read(directory.events))) == 3
+            journal.write(EventKind.STEP, step, **STEP)
+    assert failing.writes == 1 and len(list(read(directory.events))) == 3
     assert [record.getMessage() for record in caplog.records] == [
-        "sink wandb failed and gets nothing more: the server is gone; events.jsonl has everything"
+        "sink wandb failed and is off from now on: the server is gone; events.jsonl has all metrics"
     ]
     assert 'offbeat_step{run="one"} 3' in (directory.path / "offbeat.prom").read_text()
 
 
-def test_a_sink_that_is_not_installed_ends_in_the_command_that_installs_it(
+def test_a_sink_that_is_not_installed_raises_with_the_command_that_installs_it(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -105,10 +106,10 @@ def test_a_sink_that_is_not_installed_ends_in_the_command_that_installs_it(
         open_journal(directory, ["wandb"], None).__enter__()
 
 
-def told(name: str, directory: RunDirectory) -> None:
+def write_two_steps(name: str, directory: RunDirectory) -> None:
     with open_journal(directory, [name], None) as journal:
         for step in (1, 2):
-            journal.write("step", step, **STEP)
+            journal.write(EventKind.STEP, step, **STEP)
 
 
 @pytest.mark.engine
@@ -116,7 +117,7 @@ def test_tensorboard_gets_the_curves(directory: RunDirectory) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    told("tensorboard", directory)
+    write_two_steps("tensorboard", directory)
     found = EventAccumulator(str(directory.path / "tensorboard")).Reload()
     numbers = {tag: [one.tensor_proto.float_val[0] for one in found.Tensors(tag)] for tag in found.Tags()["tensors"]}
     assert numbers["ess"] == [0.5, 0.5] and numbers["ess/lag 1"] == pytest.approx([0.4, 0.4])
@@ -127,7 +128,7 @@ def test_tensorboard_gets_the_curves(directory: RunDirectory) -> None:
 def test_wandb_gets_the_curves_offline(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    told("wandb", directory)
+    write_two_steps("wandb", directory)
     [record] = directory.path.glob("wandb/offline-run-*/run-*.wandb")
     written = record.read_bytes()
     assert b"reward_mean" in written and b"ess/lag 1" in written
@@ -137,12 +138,12 @@ def test_wandb_gets_the_curves_offline(directory: RunDirectory, monkeypatch: pyt
 def test_trackio_gets_the_curves(directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     pytest.importorskip("trackio")
-    told("trackio", directory)
+    write_two_steps("trackio", directory)
     [store] = (tmp_path / "trackio").glob("*.db")
     assert b"reward_mean" in store.read_bytes()
 
 
-def test_a_guarded_sink_is_closed_also_after_it_failed() -> None:
+def test_a_guarded_sink_is_closed_even_after_it_failed() -> None:
     class Once(Failing):
         closed = False
 
@@ -150,7 +151,7 @@ def test_a_guarded_sink_is_closed_also_after_it_failed() -> None:
             self.closed = True
 
     sink = Once()
-    guarded = Guarded("wandb", sink)
-    guarded({"kind": "step", "step": 1, **STEP})
+    guarded = GuardedSink("wandb", sink)
+    guarded({"kind": EventKind.STEP, "step": 1, **STEP})
     guarded.close()
     assert guarded.failed and sink.closed

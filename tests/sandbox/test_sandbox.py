@@ -1,4 +1,4 @@
-"""Model-written programs run, are stopped, and do not get out; failures of the sandbox are not failures of programs."""
+"""Model-written programs run, are stopped, and do not escape; a failure of the sandbox is not one of the program."""
 
 import ctypes
 import ctypes.util
@@ -15,10 +15,8 @@ from lab.attacks import sandbox_programs
 from lab.bench import sandbox as bench_sandbox
 from offbeat.errors import SandboxError, SandboxMissing
 from offbeat.sandbox import ProgramOutcome, Sandbox, SandboxLimits, bubblewrap, jail, open_sandbox
-from offbeat.sandbox import jail as seccomp
 from offbeat.sandbox.bubblewrap import Bubblewrap
-from offbeat.sandbox.cgroups import Cgroup, Version2, find_groups
-from offbeat.sandbox.slots import FIRST_UID, Slots
+from offbeat.sandbox.slots import FIRST_UID, Cgroup, Slots, Version2, find_groups
 
 QUICK = SandboxLimits(seconds=1.0, memory_mb=96, processes=16)
 
@@ -35,15 +33,15 @@ def run(sandbox: Sandbox, program: str, stdin: bytes = b"", limits: SandboxLimit
     return sandbox.run(program, stdin, limits)
 
 
-def test_a_function_is_called_on_each_of_its_arguments(sandbox: Sandbox) -> None:
+def test_a_function_is_called_with_each_set_of_arguments(sandbox: Sandbox) -> None:
     calls = [((2,), {}), ((3,), {"times": 3})]
     outcome = sandbox.call("def f(x, times=2): return (x * times, {x})", "f", calls, QUICK)
     assert outcome.ending == "finished"
     assert outcome.answers == ({"tuple": [4, {"set": [2]}]}, {"tuple": [9, {"set": [3]}]})
 
 
-def test_a_script_reads_what_it_is_given_and_prints(sandbox: Sandbox) -> None:
-    text = b"line\n" * 100_000  # more than a pipe holds, both ways
+def test_a_script_reads_its_input_and_prints(sandbox: Sandbox) -> None:
+    text = b"line\n" * 100_000  # more than a pipe holds, in both directions
     outcome = run(sandbox, "import sys\nprint(len(sys.stdin.read()))\nprint('x' * 500_000)", text)
     assert outcome.ending == "finished"
     assert outcome.stdout == b"500000\n" + b"x" * 500_000 + b"\n"
@@ -65,11 +63,11 @@ def test_a_script_reads_what_it_is_given_and_prints(sandbox: Sandbox) -> None:
         ("import sys\nwhile True: sys.stderr.write('x' * 10_000)", "output"),
     ],
 )
-def test_how_a_program_fails_is_told_apart(sandbox: Sandbox, program: str, ending: str) -> None:
+def test_the_outcome_says_how_a_program_failed(sandbox: Sandbox, program: str, ending: str) -> None:
     assert run(sandbox, program).ending == ending
 
 
-def test_a_program_that_leaves_before_it_has_answered_has_crashed(sandbox: Sandbox) -> None:
+def test_a_program_that_exits_before_it_answers_has_crashed(sandbox: Sandbox) -> None:
     outcome = sandbox.call("import sys\ndef f(): sys.exit(0)", "f", [((), {})], QUICK)
     assert (outcome.ending, outcome.answers) == ("crashed", ())
 
@@ -79,7 +77,7 @@ def test_time_counts_from_the_programs_start(sandbox: Sandbox) -> None:
     assert 0.3 <= outcome.seconds < QUICK.seconds
 
 
-def test_each_program_has_a_user_of_its_own(sandbox: Sandbox) -> None:
+def test_each_program_has_its_own_user(sandbox: Sandbox) -> None:
     uid = int(run(sandbox, "import os; print(os.getuid())").stdout)
     assert uid >= FIRST_UID if os.getuid() == 0 else uid != 0
 
@@ -97,7 +95,7 @@ def test_a_sandbox_killed_from_outside_is_not_the_programs_failure(sandbox: Sand
     assert "SandboxError" in printed
 
 
-def test_what_is_running_dies_with_the_process_that_scores(sandbox: Sandbox) -> None:
+def test_a_running_program_dies_with_the_process_that_scores(sandbox: Sandbox) -> None:
     scoring = subprocess.Popen([sys.executable, "-c", _RUN_AND_REPORT, "import time; time.sleep(60)"])
     _, inner = _wait_for_descendants(scoring.pid)
     scoring.kill()
@@ -138,38 +136,38 @@ def _alive(pid: int) -> bool:
 
 
 def _wait_for_descendants(pid: int) -> tuple[int, int]:
-    """bwrap and process 1 of the sandbox, once the program has had time to start."""
+    """Return the pids of bwrap and of process 1 in the sandbox, after the program has had time to start."""
     until = time.monotonic() + 30
     since: dict[int, float] = {}
     while time.monotonic() < until:
         for child in _children(pid):
             for inner in _children(child):
-                # The sandbox proves itself with a short program first; the one that stays is ours.
+                # The sandbox tests itself with a short program first; the one that stays is the program.
                 if time.monotonic() - since.setdefault(inner, time.monotonic()) > 1.0:
                     return child, inner
         time.sleep(0.05)
     raise AssertionError("the program did not start")
 
 
-def test_without_bubblewrap_nothing_runs_and_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bubblewrap_nothing_runs_and_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jail.shutil, "which", lambda name, path: None)
     with pytest.raises(SandboxMissing, match="apt-get install bubblewrap"):
         Bubblewrap()
 
 
-def test_a_bubblewrap_that_does_not_work_is_no_sandbox(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bubblewrap_that_does_not_work_is_refused(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jail, "_tool", lambda name, package: "/bin/false")
     with pytest.raises(SandboxMissing, match="does not work here"):
         Bubblewrap()
 
 
-def test_a_sandbox_that_does_not_isolate_is_no_sandbox(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_does_not_isolate_is_refused(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "_SELF_TEST", "def look(): return [0, ['SECRET'], True, True, ['x']]")
     with pytest.raises(SandboxMissing, match="does not isolate"):
         Bubblewrap()
 
 
-def test_without_control_groups_it_refuses_unless_told_otherwise(
+def test_without_control_groups_it_refuses_unless_you_choose_otherwise(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SandboxMissing, match="bubblewrap-without-cgroups"):
@@ -188,7 +186,7 @@ def test_version_1_groups_are_found_by_their_mounts(tmp_path: Path) -> None:
 
 
 def unified(tmp_path: Path, controllers: str) -> str:
-    """A tree like that of a systemd machine: this process in user.slice/session.scope."""
+    """Make a tree like that of a systemd machine, with this process in user.slice/session.scope."""
     own = tmp_path / "user.slice" / "session.scope"
     own.mkdir(parents=True)
     for folder in (tmp_path, own.parent, own):
@@ -198,13 +196,15 @@ def unified(tmp_path: Path, controllers: str) -> str:
 
 
 def kernel_files(place: Path) -> None:
-    """What the kernel puts into a new group."""
+    """Write the files that the kernel puts into a new group."""
     for name in ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs"):
         (place / name).write_text("")
     (place / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\n")
 
 
-def test_version_2_groups_are_made_beside_ones_own_and_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_2_groups_are_made_beside_the_own_group_and_capped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _with_kernel_files(monkeypatch)
     groups = find_groups(unified(tmp_path, "cpu memory pids"), "0::/user.slice/session.scope\n")
     assert groups == Version2(tmp_path / "user.slice")
@@ -218,9 +218,7 @@ def test_version_2_groups_are_made_beside_ones_own_and_capped(tmp_path: Path, mo
     assert (group.out_of_memory().limit_hits, group.out_of_memory().kills) == (7, 1)
 
 
-def test_in_a_delegated_group_the_callers_step_down_into_a_leaf(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_delegated_group_the_callers_move_into_a_leaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _with_kernel_files(monkeypatch)
     mounts = unified(tmp_path, "")
     own = tmp_path / "user.slice" / "session.scope"
@@ -231,7 +229,7 @@ def test_in_a_delegated_group_the_callers_step_down_into_a_leaf(
 
 
 def _with_kernel_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders made in the tree get the kernel's files, and can be removed with them in it."""
+    """Give new folders in the tree the files of the kernel, and let them be removed with those files."""
     make, remove = Path.mkdir, Path.rmdir
 
     def mkdir(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
@@ -272,7 +270,7 @@ def _writable_v2(path: Path) -> bool:
     return (path / "cgroup.controllers").exists() and os.access(path, os.W_OK)
 
 
-def test_slots_are_held_by_one_process_and_freed_by_its_death(tmp_path: Path) -> None:
+def test_a_slot_is_held_by_one_process_and_released_when_it_dies(tmp_path: Path) -> None:
     hold = (
         "import sys, pathlib\nfrom offbeat.sandbox.slots import Slots\n"
         "with Slots(pathlib.Path(sys.argv[1])).one() as slot:\n    print(slot.number, flush=True)\n    sys.stdin.read()"
@@ -310,21 +308,21 @@ def test_system_call_numbers_are_those_of_libseccomp() -> None:
         pytest.skip("libseccomp is not installed")
     resolve = ctypes.CDLL(name).seccomp_syscall_resolve_name_arch
     for machine, architecture in (("x86_64", 0xC000003E), ("aarch64", 0xC00000B7)):
-        for call, number in seccomp.numbers(machine).items():
+        for call, number in jail.numbers(machine).items():
             assert resolve(ctypes.c_uint32(architecture), call.encode()) == number, (machine, call)
 
 
-def test_some_attacks_and_a_control_for_the_witness(sandbox: Sandbox) -> None:
+def test_some_attacks_fail_and_the_witness_would_notice(sandbox: Sandbox) -> None:
     names = {"environment", "a secret file by its path", "TCP to the host", "signal the parent", "new user namespace"}
     chosen = [attack for attack in bench_sandbox.ATTACKS if attack.name in names]
-    with bench_sandbox.witness(slots=1) as house:
+    with bench_sandbox.witness(slots=1) as observer:
         for attack in chosen:
-            assert bench_sandbox.strike(house, attack, sandbox) == []
-    assert not bench_sandbox.blind(chosen[-1])
+            assert bench_sandbox.run_attack(observer, attack, sandbox) == []
+    assert not bench_sandbox.is_missed(chosen[-1])
 
 
 @pytest.mark.engine
-def test_no_attack_escapes_and_the_witness_is_not_blind(sandbox: Sandbox) -> None:
+def test_no_attack_escapes_and_the_witness_would_notice(sandbox: Sandbox) -> None:
     assert len(bench_sandbox.ATTACKS) >= 40
     assert bench_sandbox.attacks(short=True)
 
@@ -344,7 +342,7 @@ def test_a_hosted_sandbox_is_chosen_by_its_factory() -> None:
 
 
 class Hosted:
-    """Somebody else's machine."""
+    """A sandbox on another machine."""
 
     def call(self, program: str, function: str, calls: object, limits: SandboxLimits) -> ProgramOutcome:
         raise SandboxError("the service did not answer")

@@ -1,4 +1,4 @@
-"""Reward functions for the tests of the scoring pool: they run in its workers, so they live in a file of their own."""
+"""Reward functions for the tests of the scoring pool. Workers import them, so they are in a separate file."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ LEAKED: list[bytearray] = []
 
 
 class SandboxError(RuntimeError):
-    """As a sandbox raises that cannot be trusted."""
+    """The error of a sandbox that does not work."""
 
 
 def one(text: str, columns: Mapping[str, Json]) -> float:
@@ -23,7 +23,7 @@ def length(text: str, columns: Mapping[str, Json]) -> float:
     return len(text) / 10
 
 
-def act(text: str, columns: Mapping[str, Json]) -> float | Score | None:  # noqa: C901 - one branch per deed
+def act(text: str, columns: Mapping[str, Json]) -> float | Score | None:  # noqa: C901 - one branch per action
     """Do what the text says."""
     match text.split():
         case ["return", value]:
@@ -50,11 +50,11 @@ def act(text: str, columns: Mapping[str, Json]) -> float | Score | None:  # noqa
         case ["exit"]:
             os._exit(3)
         case ["eat"]:
-            hoard = []
+            held = []
             while True:
-                hoard.append(bytearray(1 << 24))
+                held.append(bytearray(1 << 24))
         case ["forge", reply]:
-            os.write(int(sys.argv[1]), f"{reply}\n".encode())  # as a worker that was taken over might
+            os.write(int(sys.argv[1]), f"{reply}\n".encode())  # as a reward function that took over its worker could
         case ["leak"]:
             LEAKED.append(bytearray(1 << 24))
         case ["child", seconds]:

@@ -1,4 +1,4 @@
-"""The scoring pool: whatever happens to its workers, every completion ends once, with a score or the right reason."""
+"""Scoring pool: whatever happens to its workers, every completion ends once, with a score or the right reason."""
 
 import os
 import signal
@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from lab.torture import scoring as torture_scoring
-from lab.torture.scored_by import expected
+from lab.torture.scoring_reward import expected
 from offbeat.errors import PoolClosed, PoolError
 from offbeat.imports import load_file
-from offbeat.scoring.line import Line
-from offbeat.scoring.pool import ScoringPool, TooManyFailures
-from offbeat.scoring.tally import FailureLimit, Scored, ScoringTally
+from offbeat.scoring.pool import BoundedQueue, ScoringPool
+from offbeat.scoring.tally import FailureLimit, Scored, ScoringTally, TooManyFailures
 from offbeat.tasks.rewards import Reward
 from offbeat.types import Score, Unscorable
 from tests.scoring import scorers
@@ -51,9 +50,7 @@ def pool() -> Iterator[ScoringPool]:
         ("child 60", "crash", "killed by SIGKILL"),
     ],
 )
-def test_what_goes_wrong_ends_as_unscorable_with_its_reason(
-    pool: ScoringPool, text: str, reason: str, detail: str
-) -> None:
+def test_a_failure_ends_as_unscorable_with_its_reason(pool: ScoringPool, text: str, reason: str, detail: str) -> None:
     outcome = pool.score(text, {}).result(timeout=WAIT)
     assert isinstance(outcome, Unscorable) and outcome.reason == reason and detail in outcome.detail, outcome
     assert pool.score("return 0.5", {}).result(timeout=WAIT) == Score(0.5, {"act": 0.5})
@@ -65,7 +62,7 @@ def test_results_come_in_the_order_asked_for(pool: ScoringPool) -> None:
     assert [outcome.reward for outcome in outcomes if isinstance(outcome, Score)] == [n / 100 for n in range(100)]
 
 
-def test_the_slowest_and_the_failing_are_named(pool: ScoringPool) -> None:
+def test_the_report_names_the_slowest_and_the_failing_completions(pool: ScoringPool) -> None:
     pool.score("sleep 1", {}, of="sleeper").result(timeout=WAIT)
     pool.score("raise", {}, of="raiser").result(timeout=WAIT)
     report = pool.report()
@@ -74,7 +71,7 @@ def test_the_slowest_and_the_failing_are_named(pool: ScoringPool) -> None:
     assert [entry.seconds for entry in report.slowest] == sorted((e.seconds for e in report.slowest), reverse=True)
 
 
-def test_text_of_any_kind_travels_unharmed() -> None:
+def test_any_text_reaches_the_worker_unchanged() -> None:
     with ScoringPool([Reward(scorers.length)], (0.0, 1e9), workers=1) as pool:
         for text in ["", "\n\r\0\u2028", "\ud800 alone", "é" * 300_000]:
             assert pool.score(text, {"nested": {"a": [1, None]}}).result(timeout=WAIT) == Score(
@@ -82,7 +79,7 @@ def test_text_of_any_kind_travels_unharmed() -> None:
             )
 
 
-def test_a_worker_that_leaks_leaves_before_its_cap_hits_a_completion() -> None:
+def test_a_worker_that_leaks_exits_before_its_memory_limit_hits_a_completion() -> None:
     with ScoringPool([Reward(scorers.act)], workers=1, memory_mib=256) as pool:
         outcomes = pool.score_all([("leak", {})] * 40)
         assert all(isinstance(outcome, Score) for outcome in outcomes) and pool.report().restarts >= 2
@@ -95,7 +92,7 @@ def test_the_size_of_the_pools_own_process_does_not_count() -> None:
         assert pool.report().restarts == 0 and len(ballast) > 256 << 20
 
 
-def test_columns_that_are_not_json_are_the_callers_error_and_hurt_nobody_else(pool: ScoringPool) -> None:
+def test_columns_that_are_not_json_raise_in_the_caller_and_affect_no_other_completion(pool: ScoringPool) -> None:
     with pytest.raises(TypeError, match="the columns of g1/0 must be JSON"):
         pool.score("x", {"when": object()}, of="g1/0")  # type: ignore[dict-item]
     assert pool.score("return 1", {}).result(timeout=WAIT) == Score(1.0, {"act": 1.0})
@@ -104,23 +101,25 @@ def test_columns_that_are_not_json_are_the_callers_error_and_hurt_nobody_else(po
 @pytest.mark.parametrize(
     "reply", ['{"job": 0}', '{"reward": NaN, "breakdown": {}, "job": 0}', "[]", "[" * 9_999, "7 7"]
 )
-def test_a_worker_that_answers_nonsense_is_a_crash_and_never_a_reward(reply: str) -> None:
+def test_an_invalid_reply_of_a_worker_is_a_crash_and_never_a_reward(reply: str) -> None:
     with ScoringPool([Reward(scorers.act)], workers=1, limit=NEVER) as pool:
         outcome = pool.score(f"forge {reply.replace(' ', '')}", {}).result(timeout=WAIT)
-        assert isinstance(outcome, Unscorable) and outcome.reason == "crash" and "nonsense" in outcome.detail, outcome
+        assert isinstance(outcome, Unscorable) and outcome.reason == "crash" and "invalid reply" in outcome.detail, (
+            outcome
+        )
         assert pool.score("return 1", {}).result(timeout=WAIT) == Score(1.0, {"act": 1.0})
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_struck_while_idle_costs_no_completion_but_at_most_one(blow: signal.Signals) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_signal_to_an_idle_worker_costs_at_most_one_completion(sent: signal.Signals) -> None:
     with ScoringPool([Reward(scorers.one)], workers=1, deadline=1.0) as pool:
         [pid] = pool.pids
-        os.kill(pid, blow)
+        os.kill(pid, sent)
         time.sleep(0.1)
         outcomes = pool.score_all([("x", {})] * 20)
         lost = [outcome for outcome in outcomes if isinstance(outcome, Unscorable)]
-        # A killed worker is seen to be gone; a stopped one looks like any other until the deadline.
-        assert len(lost) == (blow is signal.SIGSTOP) and all(outcome.reason == "timeout" for outcome in lost)
+        # The pool notices a killed worker at once; a stopped one looks alive until the deadline.
+        assert len(lost) == (sent is signal.SIGSTOP) and all(outcome.reason == "timeout" for outcome in lost)
         assert pool.pids != [pid]
 
 
@@ -133,11 +132,13 @@ def test_children_of_a_worker_die_with_it() -> None:
         assert [line for line in survivors.splitlines() if " Z" not in line] == []
 
 
-def test_a_full_line_makes_the_caller_wait() -> None:
+def test_a_full_queue_blocks_the_caller() -> None:
     with ScoringPool([Reward(scorers.act)], workers=1, waiting=2, deadline=5.0) as pool:
         start = time.monotonic()
         futures = [pool.score("sleep 0.2", {}) for _ in range(6)]
-        assert time.monotonic() - start > 0.4  # one with the worker, two waiting, three had to wait for room
+        assert (
+            time.monotonic() - start > 0.4
+        )  # one with the worker, two in the queue, three blocked until there was room
         assert all(isinstance(future.result(timeout=WAIT), Score) for future in futures)
 
 
@@ -154,7 +155,7 @@ def test_too_many_failures_stop_the_pool_with_examples() -> None:
         assert all(isinstance(end, (Score, Unscorable, TooManyFailures)) for end in ends)
 
 
-def test_closing_ends_everything_that_waits() -> None:
+def test_closing_ends_every_waiting_completion() -> None:
     pool = ScoringPool([Reward(scorers.act)], workers=1, deadline=60.0)
     futures = [pool.score("sleep 30", {}) for _ in range(5)]
     start = time.monotonic()
@@ -165,7 +166,7 @@ def test_closing_ends_everything_that_waits() -> None:
         pool.score("x", {})
 
 
-def test_a_completion_nobody_wants_any_more_is_not_scored() -> None:
+def test_a_cancelled_completion_is_not_scored() -> None:
     with ScoringPool([Reward(scorers.act)], workers=1) as pool:
         first = pool.score("sleep 0.5", {})
         second = pool.score("kill", {})
@@ -182,7 +183,7 @@ def test_a_reward_function_that_does_not_import_fails_when_the_pool_starts(tmp_p
         ScoringPool([reward], workers=1)
 
 
-def test_a_reward_function_that_hangs_on_import_fails_with_a_name_and_a_deadline(tmp_path: Path) -> None:
+def test_a_reward_function_that_hangs_on_import_fails_with_its_name_and_the_deadline(tmp_path: Path) -> None:
     file = tmp_path / "sluggish.py"
     file.write_text("def reward(text, columns):\n    return 1.0\n")
     reward = Reward(load_file(file).reward)
@@ -193,21 +194,21 @@ def test_a_reward_function_that_hangs_on_import_fails_with_a_name_and_a_deadline
         ScoringPool([reward], workers=1, start_seconds=1.0)
 
 
-def test_a_worker_that_is_stopped_while_it_starts_is_not_waited_for_for_long() -> None:
+def test_a_worker_that_is_stopped_while_it_starts_is_replaced_soon() -> None:
     with ScoringPool([Reward(scorers.act)], workers=1, deadline=10.0) as pool:
         [pid] = pool.pids
         start = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)  # until it is gone: it is idle, so no completion is lost with it
+        time.sleep(0.1)  # until it has ended; it is idle, so no completion is lost
         future = pool.score("return 1", {})
         while (pids := pool.pids) in ([pid], []):
             time.sleep(0.005)
         os.kill(pids[0], signal.SIGSTOP)
         assert future.result(timeout=WAIT) == Score(1.0, {"act": 1.0})
-        assert time.monotonic() - start < 30  # a first start may take 60 s, this one a few times what the first took
+        assert time.monotonic() - start < 30  # the first start may take 60 s, this one a few times what the first took
 
 
-def test_functions_of_a_script_and_trls_are_found_by_the_workers(tmp_path: Path) -> None:
+def test_workers_find_functions_of_a_script_and_trl_functions(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from functools import partial\n"
@@ -249,7 +250,7 @@ def test_workers_die_with_the_process_that_owns_them(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_the_failure_share_looks_at_the_window_only() -> None:
+def test_the_failure_share_counts_the_window_only() -> None:
     tally = ScoringTally(FailureLimit(share=0.5, window=4, least=4))
     bad = Scored("x", "", 0.0, Unscorable("crash"))
     good = Scored("x", "", 0.0, Score(1.0))
@@ -261,27 +262,27 @@ def test_the_failure_share_looks_at_the_window_only() -> None:
     assert tally.report().scored == 4 and tally.report().unscorable == {"crash": 4}
 
 
-def test_a_line_wakes_those_who_wait_when_it_ends() -> None:
-    line: Line[int] = Line(room=1)
-    line.put(1, seconds=1.0)
-    with pytest.raises(TimeoutError, match="no room in a line of 1"):
-        line.put(2, seconds=0.01)
+def test_a_queue_that_ends_wakes_the_threads_that_wait_for_it() -> None:
+    queue: BoundedQueue[int] = BoundedQueue(capacity=1)
+    queue.put(1, seconds=1.0)
+    with pytest.raises(TimeoutError, match="a queue of 1 was full"):
+        queue.put(2, seconds=0.01)
     raised: list[BaseException] = []
 
-    def waits() -> None:
+    def put_into_the_full_queue() -> None:
         try:
-            line.put(2, seconds=30.0)
+            queue.put(2, seconds=30.0)
         except RuntimeError as error:
             raised.append(error)
 
-    thread = threading.Thread(target=waits)
+    thread = threading.Thread(target=put_into_the_full_queue)
     thread.start()
-    assert line.end(RuntimeError("over")) == [1] and line.take() is None
+    assert queue.end(RuntimeError("over")) == [1] and queue.get() is None
     thread.join(10)
     assert str(raised[0]) == "over"
 
 
-def test_the_torture_notices_what_is_lost_wrong_or_unexplained() -> None:
+def test_the_torture_notices_lost_wrong_and_unexplained_outcomes() -> None:
     def ledger(**outcomes: object) -> torture_scoring.Ledger:
         found = torture_scoring.Ledger()
         for number in range(3):
@@ -298,7 +299,7 @@ def test_the_torture_notices_what_is_lost_wrong_or_unexplained() -> None:
 
 
 @pytest.mark.engine
-def test_workers_are_tortured_and_nothing_is_lost() -> None:
+def test_the_torture_of_workers_loses_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lab.torture.scoring", "--short"], capture_output=True, text=True, cwd=ROOT
     )

@@ -1,4 +1,4 @@
-"""Arithmetic: the dial means what it says, answers are right, and only the right number scores."""
+"""Arithmetic: the settings control the difficulty, answers are right, and only the right number scores."""
 
 from typing import cast
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from offbeat.errors import TaskError
 from offbeat.tasks.arithmetic import Sums, arithmetic, correct, final_number
-from offbeat.tasks.calculator import calculate
+from offbeat.tasks.turns import calculate
 
 
 @settings(deadline=None)
@@ -18,7 +18,7 @@ from offbeat.tasks.calculator import calculate
     operators=st.sampled_from(["+", "-", "*", "+-", "+-*"]),
     number=st.integers(0, 99),
 )
-def test_every_answer_is_what_a_calculator_says(digits: int, terms: int, operators: str, number: int) -> None:
+def test_every_answer_agrees_with_the_calculator(digits: int, terms: int, operators: str, number: int) -> None:
     task = arithmetic(digits=digits, terms=terms, operators=operators, size=100)
     example = task.examples[number]
     prompt = cast("str", example.prompt)
@@ -28,7 +28,7 @@ def test_every_answer_is_what_a_calculator_says(digits: int, terms: int, operato
     assert correct(str(example.columns["answer"]), example.columns) == 1.0
 
 
-def test_examples_depend_on_seed_and_number_alone() -> None:
+def test_examples_depend_only_on_seed_and_number() -> None:
     assert Sums(3, 10, 2, 2, "+")[7] == Sums(3, 10_000, 2, 2, "+")[7] != Sums(4, 10, 2, 2, "+")[7]
     task = arithmetic(size=10)
     assert len(task.examples[2:5]) == 3 and task.examples[-1] == task.examples[9]
@@ -44,14 +44,14 @@ def test_a_chat_model_is_asked_in_words() -> None:
 @pytest.mark.parametrize(
     "text", ["42", " 42\n", "it is 42.", "17+25=42", "= 42.00", "**42**", "$42$", "10042 no, 42", "042"]
 )
-def test_a_right_answer_is_accepted_however_it_stands(text: str) -> None:
+def test_a_right_answer_is_accepted_in_any_form(text: str) -> None:
     assert correct(text, {"answer": "42"}) == 1.0
 
 
 @pytest.mark.parametrize(
     "text", ["", "41", "-42", "42.5", "4 2", "forty-two", "42 or 43", "142", "42e3", " ".join(map(str, range(1, 101)))]
 )
-def test_a_wrong_answer_or_none_scores_0(text: str) -> None:
+def test_a_wrong_or_missing_answer_scores_0(text: str) -> None:
     assert correct(text, {"answer": "42"}) == 0.0
 
 
@@ -61,17 +61,17 @@ def test_negative_answers_and_separators_are_read() -> None:
 
 @settings(deadline=None)
 @given(st.text("0123456789,.-− ab", max_size=300) | st.text(max_size=300))
-def test_any_text_is_read_without_an_error(text: str) -> None:
+def test_any_text_can_be_read_without_an_error(text: str) -> None:
     found = final_number(text)
     assert found is None or str(int(found)) == found
 
 
-def test_a_broken_reference_is_not_a_wrong_answer() -> None:
+def test_a_broken_reference_is_an_error_and_not_a_wrong_answer() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         correct("42", {"answer": "many"})
 
 
 @pytest.mark.parametrize("settings_", [{"operators": "/"}, {"operators": ""}, {"digits": 0}, {"terms": 1}, {"size": 0}])
-def test_a_setting_beyond_the_dial_is_refused(settings_: dict[str, object]) -> None:
+def test_a_setting_out_of_range_is_refused(settings_: dict[str, object]) -> None:
     with pytest.raises(TaskError):
         arithmetic(**settings_)  # type: ignore[arg-type]

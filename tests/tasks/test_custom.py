@@ -1,4 +1,4 @@
-"""A task of one's own is one file: the documented one runs, in the pool, by path."""
+"""Your own task is one file: the documented ones run in the pool, by path."""
 
 import re
 from pathlib import Path
@@ -7,17 +7,16 @@ import pytest
 
 from offbeat.errors import TaskError
 from offbeat.scoring.pool import ScoringPool
-from offbeat.tasks import registry
-from offbeat.tasks.custom import custom
+from offbeat.tasks.task import custom, make
 from offbeat.types import Score
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "tasks.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "bring-a-reward.md"
 
 
 def documented(name: str) -> str:
-    """The file of that name as the docs show it: a block that begins with a comment naming it."""
+    """Return the file of that name from the docs: a block that begins with a comment with the name."""
     found = re.search(rf"```py\n# {re.escape(name)}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found, f"docs/tasks.md shows no {name}"
+    assert found, f"docs/how-to/bring-a-reward.md shows no {name}"
     return found[1]
 
 
@@ -26,7 +25,7 @@ def test_the_documented_task_is_short_and_runs_in_the_pool(tmp_path: Path) -> No
     assert len(source.splitlines()) <= 30
     file = tmp_path / "rhymes.py"
     file.write_text(source)
-    task = registry.make("custom", {"path": str(file)})
+    task = make("custom", {"path": str(file)})
     assert task.name == "rhymes" and len(task.examples) >= 3
     example = task.examples[0]
     with ScoringPool.of(task, workers=1) as pool:
@@ -68,6 +67,6 @@ def test_a_file_that_defines_no_task_is_refused_with_what_is_missing(source: str
         len(custom(path=str(file)).examples)
 
 
-def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="give the path of a Python file"):
         custom(path=str(tmp_path / "none.py"))

@@ -1,4 +1,4 @@
-"""Data: every format gives the same examples, and what does not fit is refused with the place and the reason."""
+"""Data: every format gives the same examples, and an error names the place and the reason."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,7 @@ import pytest
 
 from lab.fixtures.tiny_model import save_tokenizer
 from offbeat.errors import DataError, PromptTooLong
-from offbeat.tasks.data import ColumnMap, Limit, fit, load, tokens
-from offbeat.tasks.task import Example
+from offbeat.tasks.data import ColumnMap, Example, Limit, fit, load, tokens
 
 ROWS = [{"question": f"{n}+{n}=", "answer": str(2 * n), "level": n % 2} for n in range(20)]
 COLUMNS = ColumnMap(prompt="question", keep={"solution": "answer", "difficulty": "level"})
@@ -42,7 +41,7 @@ def test_every_format_gives_the_same_examples(form: object, tmp_path: Path) -> N
     assert loaded.examples[7] == Example("sums-7", "7+7=", {"solution": "14", "difficulty": 1})
 
 
-def test_a_missing_split_is_answered_with_the_ones_there_are(tmp_path: Path) -> None:
+def test_a_missing_split_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did you mean 'train'"):
         load(as_saved(tmp_path), COLUMNS, split="trian")
 
@@ -63,14 +62,14 @@ def test_a_missing_column_is_answered_with_the_nearest(tmp_path: Path) -> None:
         ('{"prompt": "b", "id": "b", "x": NaN}', "which is not JSON"),
     ],
 )
-def test_a_broken_row_is_refused_with_its_place(line: str, message: str, tmp_path: Path) -> None:
+def test_a_broken_row_is_refused_with_its_line_or_id(line: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a", "id": "a"}\n' + line)
     with pytest.raises(DataError, match=message):
         load(file, ColumnMap(id="id" if '"id"' in line else None))
 
 
-def test_no_file_and_no_rows_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_empty_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         load(tmp_path / "none.jsonl")
     empty = tmp_path / "empty.jsonl"
@@ -79,7 +78,7 @@ def test_no_file_and_no_rows_are_refused(tmp_path: Path) -> None:
         load(empty)
 
 
-def test_chats_go_through_the_tokenizers_own_template(tmp_path: Path) -> None:
+def test_chats_use_the_tokenizers_template(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     save_tokenizer(tmp_path, chat=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -90,7 +89,7 @@ def test_chats_go_through_the_tokenizers_own_template(tmp_path: Path) -> None:
 
 
 class Characters:
-    """A tokenizer of one token per character."""
+    """A tokenizer with one token per character."""
 
     def encode(self, text: str) -> list[int]:
         return [ord(c) for c in text]

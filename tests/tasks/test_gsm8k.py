@@ -1,4 +1,4 @@
-"""GSM8K: its references in every spelling, and nothing else."""
+"""GSM8K: references are accepted in every spelling, and other numbers are not."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from lab.bench.gsm8k_spellings import SPELLINGS, Spelling, altered
 from offbeat.errors import TaskError
 from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks.gsm8k import correct, examples, gsm8k, reference_answer
-from offbeat.tasks.registry import make
+from offbeat.tasks.task import make
 from offbeat.types import Score
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
@@ -33,7 +33,7 @@ def test_each_spelling_of_the_references_is_accepted(spelling: Spelling, referen
         assert correct(text, {"answer": reference}) == 1.0, text
 
 
-def test_altered_answers_are_rejected(references: list[str]) -> None:
+def test_altered_answers_are_wrong(references: list[str]) -> None:
     answers, rng = [Decimal(reference.replace(",", "")) for reference in references], random.Random(0)
     for at in range(0, len(answers), 5):
         for name, value in altered(answers, at, rng).items():
@@ -41,7 +41,7 @@ def test_altered_answers_are_rejected(references: list[str]) -> None:
             assert correct(text, {"answer": references[at]}) == 0.0, f"{name}: {text} for {references[at]}"
 
 
-def test_the_task_reads_a_file_and_is_scored_by_the_pool(tmp_path: Path) -> None:
+def test_the_task_reads_a_file_and_the_pool_scores_it(tmp_path: Path) -> None:
     file = tmp_path / "two.jsonl"
     file.write_text("\n".join(json.dumps(JANET) for _ in range(2)))
     task = make("gsm8k", {"source": str(file)})
@@ -62,7 +62,7 @@ def test_a_solution_without_an_answer_is_an_error() -> None:
         list(examples([{"question": "?", "answer": "It is 18."}]))
 
 
-def test_the_data_is_read_only_when_touched() -> None:
+def test_the_data_is_read_on_first_use() -> None:
     task = gsm8k(source="nowhere.jsonl")
     with pytest.raises(TaskError, match=r"nowhere\.jsonl does not exist"):
         len(task.examples)

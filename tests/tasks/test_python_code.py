@@ -1,4 +1,4 @@
-"""Programs are found in completions, judged by tests they never see, and cannot talk their way to a reward."""
+"""Programs are found in completions, run against tests they never see, and cannot cheat their way to a reward."""
 
 import json
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from lab.attacks.sandbox_programs import CHEATS, Problem
 from lab.bench import sandbox as bench_sandbox
 from offbeat.errors import SandboxError, SandboxMissing, TaskError
 from offbeat.sandbox import Arguments, ProgramOutcome, SandboxLimits, open_sandbox
-from offbeat.sandbox.inside import encode
+from offbeat.sandbox.driver import encode
 from offbeat.tasks import python_code
 from offbeat.tasks.code_tests import BadTest, Call, parse, same, wire
 from offbeat.tasks.python_code import judge, passes, program_in
-from offbeat.tasks.registry import make
 from offbeat.tasks.rewards import Reward, grade
+from offbeat.tasks.task import make
 from offbeat.types import Json, Unscorable
 
 SCALARS = (
@@ -53,7 +53,7 @@ def sandboxed() -> None:
 
 
 class Scripted:
-    """A sandbox that gives prepared outcomes and remembers how long programs were given."""
+    """A sandbox that returns prepared outcomes and records the time limits."""
 
     def __init__(self, *outcomes: ProgramOutcome) -> None:
         self.outcomes = list(outcomes)
@@ -74,13 +74,13 @@ def test_a_value_is_the_same_as_itself_on_the_wire(value: object) -> None:
 
 
 @given(VALUES, VALUES)
-def test_sameness_has_no_direction_apart_from_rounding(a: object, b: object) -> None:
+def test_the_comparison_is_symmetric_apart_from_rounding(a: object, b: object) -> None:
     if same(wire(a), wire(b)) and encode(a) == encode(b):
         assert same(wire(b), wire(a))
 
 
 @given(VALUES, JSON)
-def test_whatever_a_program_sends_is_compared_without_an_error(value: object, sent: Json) -> None:
+def test_anything_a_program_sends_is_compared_without_an_error(value: object, sent: Json) -> None:
     assert same(wire(value), sent) in (True, False)
 
 
@@ -118,7 +118,7 @@ def test_which_values_count_as_the_same(expected: object, answer: object, verdic
     assert same(wire(expected), wire(answer)) is verdict
 
 
-def test_an_answer_nested_beyond_reason_is_wrong_and_nothing_worse() -> None:
+def test_a_deeply_nested_answer_is_wrong_and_does_no_harm() -> None:
     deep: Json = 1
     for _ in range(990):
         deep = [deep]
@@ -144,7 +144,7 @@ def test_an_answer_nested_beyond_reason_is_wrong_and_nothing_worse() -> None:
         7,
     ],
 )
-def test_a_test_that_cannot_be_used_is_the_datas_fault(test: Json) -> None:
+def test_a_test_that_cannot_be_used_is_an_error_in_the_data(test: Json) -> None:
     with pytest.raises(BadTest):
         parse([test])
 
@@ -174,7 +174,7 @@ def test_the_last_python_block_is_the_program(text: str, program: str | None) ->
     assert program_in(text) == program
 
 
-def test_many_fences_are_read_in_no_time() -> None:
+def test_many_fences_are_read_quickly() -> None:
     assert program_in("```python\n" * 20_000 + " " * 50_000) is not None
     assert program_in("`" * 200_000) is None
 
@@ -194,7 +194,7 @@ def test_the_first_failure_is_named() -> None:
     assert late.why == "test 2 of 3: timeout: its time was up"
 
 
-def test_a_sandbox_that_fails_leaves_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_fails_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(backend: str) -> Scripted:
         raise SandboxError("out of slots")
 

@@ -1,4 +1,4 @@
-"""Tasks: the order is a permutation that needs no memory, rewards sum to scores, and TRL's functions work unchanged."""
+"""Tasks: the order is a permutation that needs no memory, rewards sum to scores, and TRL functions work unchanged."""
 
 import asyncio
 import inspect
@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from lab.parity.trl_rewards import CASES, Case, many_letters, sums_only
 from offbeat.errors import TaskError, UnreachableFunction
 from offbeat.imports import reference, resolve
-from offbeat.tasks import registry
+from offbeat.tasks.data import Example
 from offbeat.tasks.rewards import Reward, from_trl, grade
-from offbeat.tasks.task import Example, Order, Task
+from offbeat.tasks.task import FACTORIES, Order, Task, make
 from offbeat.types import Json, Score, Unscorable
 from tests.scoring import scorers
 
@@ -49,7 +49,7 @@ def test_epochs_and_seeds_have_different_orders() -> None:
     assert len({visited(seed, epoch) for seed in range(10) for epoch in range(10)}) == 100
 
 
-def test_every_place_gets_every_example_about_equally_often() -> None:
+def test_every_position_gets_every_example_about_equally_often() -> None:
     size, seeds = 6, 3_000
     counts = Counter((place, Order(size, seed).index(place)) for seed in range(seeds) for place in range(size))
     expected = seeds / size
@@ -57,20 +57,20 @@ def test_every_place_gets_every_example_about_equally_often() -> None:
     assert chi2 < 52.6  # the 99.9 % point for (6 - 1)² = 25 degrees of freedom; a biased shuffle is far beyond
 
 
-def test_an_order_of_a_million_million_needs_no_memory() -> None:
+def test_an_order_of_a_trillion_examples_needs_no_memory() -> None:
     order = Order(10**12, seed=1)
     assert len({order.index(position) for position in range(1_000)}) == 1_000
     assert order.index(10**12 - 1) < 10**12
 
 
-def test_an_order_of_nothing_is_refused() -> None:
+def test_an_order_without_examples_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to visit"):
         Order(0, seed=1)
     with pytest.raises(ValueError, match="positions start at 0"):
         Order(3, seed=1).index(-1)
 
 
-def test_the_prompt_that_travels_holds_all_a_scorer_needs() -> None:
+def test_a_prompt_holds_everything_a_reward_function_needs() -> None:
     prompt = TASK.prompt(SUMS[3], [5, 6])
     assert prompt.columns == {"prompt": "3+1=", "answer": "4"} and prompt.task == "sums"
     assert prompt.token_ids.dtype == np.int32
@@ -87,7 +87,7 @@ def test_the_prompt_that_travels_holds_all_a_scorer_needs() -> None:
         (lambda: Example("e", "x", {"prompt": "y"}), "the prompt itself"),
     ],
 )
-def test_a_task_that_makes_no_sense_is_refused_with_a_reason(build: object, message: str) -> None:
+def test_an_invalid_task_is_refused_with_a_reason(build: object, message: str) -> None:
     with pytest.raises(TaskError, match=message):
         build()  # type: ignore[operator]
 
@@ -119,16 +119,16 @@ def test_a_reward_that_does_not_apply_is_left_out() -> None:
         ("slow", "timeout"),
     ],
 )
-def test_what_cannot_be_graded_has_a_reason_and_no_reward(text: str, reason: str) -> None:
+def test_a_completion_that_cannot_be_graded_has_a_reason_and_no_reward(text: str, reason: str) -> None:
     outcome = grade([Reward(scorers.one, weight=0.0), Reward(scorers.act)], (0, 1), text, {})
     assert isinstance(outcome, Unscorable) and outcome.reason == reason and outcome.detail
 
 
 def test_a_breakdown_that_does_not_sum_to_its_reward_is_invalid() -> None:
-    def boasts(text: str, columns: object) -> Score:
+    def wrong_sum(text: str, columns: object) -> Score:
         return Score(1.0, {"half": 0.5})
 
-    outcome = grade([Reward(boasts)], (0, 1), "", {})
+    outcome = grade([Reward(wrong_sum)], (0, 1), "", {})
     assert isinstance(outcome, Unscorable) and outcome.reason == "invalid"
 
 
@@ -138,10 +138,10 @@ def test_a_reward_function_written_for_trl_runs_unchanged(case: Case) -> None:
     expected = asyncio.run(batch) if inspect.iscoroutine(batch) else batch
     outcomes = [grade([from_trl(case.function)], (0, 1), *pair) for pair in zip(case.texts, case.records, strict=True)]
     assert [outcome.reward if isinstance(outcome, Score) else None for outcome in outcomes] == expected
-    assert len(set(expected)) > 1, "a case that cannot tell answers apart shows nothing"
+    assert len(set(expected)) > 1, "a case in which all answers score the same shows nothing"
 
 
-def test_trls_none_means_not_applicable() -> None:
+def test_none_from_a_trl_function_means_not_applicable() -> None:
     record: dict[str, Json] = {"prompt": "x", "task": "essay"}
     assert grade([from_trl(sums_only), from_trl(many_letters)], (0, 1), "ab", record) == Score(
         0.2, {"many_letters": 0.2}
@@ -165,9 +165,9 @@ def test_a_trl_function_that_returns_too_many_rewards_is_a_crash() -> None:
     assert isinstance(outcome, Unscorable) and outcome.reason == "crash" and "list of one" in outcome.detail
 
 
-def test_functions_are_found_again_by_reference() -> None:
-    given_ = partial(partial(scorers.length, columns={"a": 1}))
-    found = reference(given_)
+def test_a_reference_resolves_to_the_function() -> None:
+    nested = partial(partial(scorers.length, columns={"a": 1}))
+    found = reference(nested)
     assert resolve(str(found["target"]), found["options"])(text="12345") == 0.5  # type: ignore[arg-type]
 
 
@@ -176,16 +176,16 @@ def test_functions_are_found_again_by_reference() -> None:
     [lambda text, columns: 1.0, partial(scorers.one, "text"), partial(scorers.one, columns={"a": object()})],
     ids=["lambda", "positional", "not JSON"],
 )
-def test_a_function_no_other_process_can_find_is_refused_with_advice(function: object) -> None:
+def test_a_function_that_no_other_process_can_import_is_refused(function: object) -> None:
     with pytest.raises(UnreachableFunction):
         reference(function)  # type: ignore[arg-type]
 
 
-def test_every_registered_name_leads_to_a_factory() -> None:
-    for name, target in registry.FACTORIES.items():
+def test_every_task_name_leads_to_a_factory() -> None:
+    for name, target in FACTORIES.items():
         assert callable(resolve(target)), name
 
 
-def test_a_wrong_setting_of_a_task_is_named() -> None:
+def test_an_unknown_option_of_a_task_is_named() -> None:
     with pytest.raises(TaskError, match="digit"):
-        registry.make("arithmetic", {"digit": 2})
+        make("arithmetic", {"digit": 2})

@@ -1,4 +1,4 @@
-"""Several turns: what the policy did not write is masked, and spans and limits hold."""
+"""Several turns: tokens of the environment are masked, and spans and limits hold."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.tasks.calculator import Calculator, CalculatorError, calculate
-from offbeat.tasks.turns import Episode, Turn, play
+from offbeat.tasks.turns import Calculator, CalculatorError, Episode, Turn, calculate, play
 from offbeat.types import Finish
 
 
@@ -20,7 +19,7 @@ def decode(token_ids: Sequence[int]) -> str:
 
 
 class Scripted:
-    """A policy that says what it was told to, a version later each time."""
+    """A policy that writes prepared lines, each with the next version."""
 
     def __init__(self, *lines: str, finish: Finish = Finish.STOP) -> None:
         self.lines: Iterator[str] = iter(lines)
@@ -33,7 +32,7 @@ class Scripted:
         return Turn(encode(line), [-0.5] * len(line), version=len(self.seen), finish=self.finish)
 
 
-def test_a_tool_is_called_and_its_words_are_masked() -> None:
+def test_a_tool_is_called_and_its_reply_is_masked() -> None:
     policy = Scripted("17*25 is <calc>17*25</calc>", "so 425")
     episode = play(Calculator(), policy, encode, decode, max_tokens=200)
     answer = episode.completion("g/0")
@@ -46,15 +45,13 @@ def test_a_tool_is_called_and_its_words_are_masked() -> None:
     assert all(p == 0.0 for p, own in zip(answer.behavior_logprobs, answer.loss_mask, strict=True) if not own)
 
 
-def test_a_failing_tool_call_is_told_to_the_policy() -> None:
+def test_the_policy_reads_the_error_of_a_failing_tool_call() -> None:
     assert Calculator().reply("<calc>1/0</calc>") == "<error>division by zero</error>"
     assert "cannot read" in str(Calculator().reply("<calc>__import__('os')</calc>"))
 
 
 @pytest.mark.parametrize(("max_tokens", "max_turns"), [(30, 8), (200, 1)], ids=["reply does not fit", "turns used up"])
-def test_an_episode_that_hits_a_limit_is_truncated_and_ends_in_the_policys_words(
-    max_tokens: int, max_turns: int
-) -> None:
+def test_an_episode_that_hits_a_limit_is_truncated_after_the_policys_turn(max_tokens: int, max_turns: int) -> None:
     policy = Scripted("17*25 is <calc>17*25</calc>", "so 425")
     episode = play(Calculator(), policy, encode, decode, max_tokens=max_tokens, max_turns=max_turns)
     assert episode.finish is Finish.LENGTH and episode.loss_mask[-1] and len(policy.seen) == 1
@@ -65,8 +62,8 @@ def test_a_truncated_turn_ends_the_episode_without_a_tool_call() -> None:
     assert all(play(Calculator(), policy, encode, decode, max_tokens=99).loss_mask)
 
 
-def test_an_environment_that_speaks_first_is_refused() -> None:
-    with pytest.raises(ValueError, match="put its words in the prompt"):
+def test_an_environment_that_replies_first_is_refused() -> None:
+    with pytest.raises(ValueError, match="put that text in the prompt"):
         Episode().environment([1])
 
 
@@ -87,7 +84,7 @@ def test_the_calculator_calculates(text: str, value: str) -> None:
 
 
 @given(st.text("0123456789+-*/(). eijax_'", max_size=40))
-def test_the_calculator_answers_or_refuses_whatever_it_is_given(text: str) -> None:
+def test_the_calculator_answers_or_refuses_any_text(text: str) -> None:
     try:
         calculate(text)
     except CalculatorError as error:
@@ -95,6 +92,6 @@ def test_the_calculator_answers_or_refuses_whatever_it_is_given(text: str) -> No
 
 
 @pytest.mark.parametrize("text", ["9" * 500, "(" * 5_000, "*".join(["9" * 90] * 30), "", "1 2", "2**3", "1e9"])
-def test_the_calculator_refuses_what_is_too_large_or_not_a_sum(text: str) -> None:
+def test_the_calculator_refuses_large_or_invalid_expressions(text: str) -> None:
     with pytest.raises(CalculatorError):
         calculate(text)

@@ -1,4 +1,4 @@
-"""Makes the reference implementations importable by the tests beside them."""
+"""Make the reference implementations importable by the tests beside them."""
 
 import sys
 from pathlib import Path

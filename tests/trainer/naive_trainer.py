@@ -1,4 +1,4 @@
-"""The trainer once more, the slow way: one completion at a time, full logits, published formulas, AdamW by hand."""
+"""A slow reference trainer: one completion at a time, full logits, published formulas, AdamW by hand."""
 
 import math
 
@@ -14,7 +14,7 @@ from offbeat.types import Group
 def naive_step(
     model: PreTrainedModel, groups: list[Group], preset: str, *, updates: int, rate: float, clip: float = 1.0
 ) -> float:
-    """`updates` updates on `groups` from fresh AdamW moments; the norm of the last gradient."""
+    """Make `updates` updates on `groups` from fresh AdamW moments; return the norm of the last gradient."""
     parameters = list(model.parameters())
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
     proximal: list[list[Tensor]] = []

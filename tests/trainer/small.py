@@ -1,4 +1,4 @@
-"""Models and groups small enough for tests, with everything a trainer meets: ragged lengths, lag, foreign answers."""
+"""Small models and groups with everything a trainer meets: ragged lengths, lag, completions from other sources."""
 
 from dataclasses import replace
 
@@ -7,9 +7,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from offbeat.objective.spec import Objective
+from offbeat.trainer.batch import PADDING, PROMPT, build_micro_batch, plan_micro_batches
 from offbeat.trainer.forward import PolicyModel, to_model_inputs
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
-from offbeat.trainer.packing import lay_out, plan
 from offbeat.trainer.trainer import StepSettings, Trained, Trainer
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
 
@@ -17,7 +17,7 @@ VOCABULARY = 48
 
 
 def a_llama(seed: int = 0, **changes: object) -> LlamaForCausalLM:
-    """Two layers, four heads that share two of keys and values."""
+    """A Llama of two layers, with four query heads and two key-value heads."""
     torch.manual_seed(seed)
     sizes = {
         "vocab_size": VOCABULARY,
@@ -33,7 +33,7 @@ def a_llama(seed: int = 0, **changes: object) -> LlamaForCausalLM:
 
 
 def a_group(name: str, rng: np.random.Generator, prompt: int, sizes: list[int], *, version: int = 0) -> Group:
-    """Random tokens and rewards, some of the same; behavior log-probs are whatever."""
+    """A group with random tokens, behavior log-probs and rewards, some of them equal."""
 
     def completion(i: int, size: int) -> Completion:
         return Completion(
@@ -49,7 +49,7 @@ def a_group(name: str, rng: np.random.Generator, prompt: int, sizes: list[int], 
 
 
 def some_groups(seed: int, count: int = 3, size: int = 4) -> list[Group]:
-    """Ragged prompts and completions."""
+    """Groups of ragged prompts and completions."""
     rng = np.random.default_rng(seed)
     return [
         a_group(f"g{i}", rng, int(rng.integers(1, 9)), rng.integers(1, 9, size).tolist(), version=i)
@@ -58,7 +58,7 @@ def some_groups(seed: int, count: int = 3, size: int = 4) -> list[Group]:
 
 
 def close_to(policy_model: PolicyModel, groups: list[Group], *, spread: float, seed: int = 0) -> list[Group]:
-    """The groups with behavior log-probs near the policy's own, so that ratios and gates have something to decide."""
+    """The groups with behavior log-probs near the policy's own, so that gates stop some tokens and not others."""
     rng = np.random.default_rng(seed)
     near = []
     for group in groups:
@@ -81,12 +81,12 @@ def close_to(policy_model: PolicyModel, groups: list[Group], *, spread: float, s
 
 @torch.no_grad()
 def logprobs(policy_model: PolicyModel, groups: list[Group]) -> list[torch.Tensor]:
-    """Of every completion, on plain rows, in order."""
+    """The log-probs of every completion, in order, computed on plain rows."""
     found: dict[tuple[int, int], torch.Tensor] = {}
-    for part in plan(groups, 1 << 20, shared_prefix=False):
-        layout = to_model_inputs(lay_out(part, groups), shared_prefix=False, device=policy_model.device)
+    for part in plan_micro_batches(groups, 1 << 20, shared_prefix=False):
+        inputs = to_model_inputs(build_micro_batch(part, groups), shared_prefix=False, device=policy_model.device)
         sizes = [len(groups[g].completions[c].token_ids) for g, c in part.completions]
-        found |= dict(zip(part.completions, policy_model(layout).logprobs.split(sizes), strict=True))
+        found |= dict(zip(part.completions, policy_model(inputs).logprobs.split(sizes), strict=True))
     return [found[g, c] for g, group in enumerate(groups) for c in range(len(group.completions))]
 
 
@@ -114,7 +114,7 @@ def parameters(trainer: Trainer) -> torch.Tensor:
 
 
 def moved(trainer: Trainer, groups: list[Group], **arguments: object) -> torch.Tensor:
-    """The update a step makes."""
+    """The change of the parameters in one step."""
     before = parameters(trainer)
     done = trainer.train(groups, **arguments)  # type: ignore[arg-type]
     assert isinstance(done, Trained), done
@@ -123,3 +123,12 @@ def moved(trainer: Trainer, groups: list[Group], **arguments: object) -> torch.T
 
 def equal_rewards(group: Group) -> Group:
     return replace(group, completions=tuple(replace(c, score=Score(1.0)) for c in group.completions))
+
+
+def visible_keys(segment_ids_RL: np.ndarray) -> np.ndarray:
+    """[R, L, L]: the keys (last axis) that a query may look at. Padding sees itself, so that no query sees nothing."""
+    length = segment_ids_RL.shape[1]
+    query, key = segment_ids_RL[:, :, None], segment_ids_RL[:, None, :]
+    within = (key == PROMPT) | (key == query)
+    visible = np.tri(length, dtype=np.bool_) & within & (query != PADDING) & (key != PADDING)
+    return visible | np.eye(length, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Whatever is in a batch, the policy stays finite, and what is refused is refused with a reason."""
+"""Any batch leaves the policy finite, and every refusal has a reason."""
 
 import math
 
@@ -52,7 +52,7 @@ def groups(draw: st.DrawFn, name: str, sane: bool) -> Group:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Group, ...]:
-    """Most can be trained on, however absurd their ratios; in the others anything may be wrong."""
+    """Most batches can be trained on, even with absurd ratios; the others may be broken in any way."""
     sane = draw(st.sampled_from([True, True, False]))
     return tuple(draw(groups(f"g{i}", sane)) for i in range(draw(st.integers(1, 4))))
 

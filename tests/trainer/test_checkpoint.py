@@ -1,4 +1,4 @@
-"""A checkpoint brings back every bit, says what is missing, and never takes the last good one away."""
+"""A checkpoint restores every bit, names what is missing, and never replaces the last good one."""
 
 import json
 import os
@@ -24,15 +24,15 @@ from lab.fixtures import tiny_model
 from lab.fixtures.small_trainer import digest_of, small_batch, small_model, small_trainer
 from offbeat.cli.export import export as command
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
-from offbeat.storage.store import LocalStore
+from offbeat.storage.local import LocalStore
 from offbeat.trainer.checkpoint import Checkpoint, Checkpoints
 from offbeat.trainer.checkpoint_files import (
     MANIFEST,
     CheckpointManifest,
     CheckpointPart,
     Slice,
-    pieces,
     read_rows,
+    trainer_tensors,
     write_part,
 )
 from offbeat.trainer.export import export
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", [{}, {"dtype": torch.bfloat16}, {"tied": False}, {"reference": True}])
-def test_a_restored_trainer_goes_on_with_the_same_bits(tmp_path: Path, kind: dict[str, object]) -> None:
+def test_a_restored_trainer_continues_with_the_same_bits(tmp_path: Path, kind: dict[str, object]) -> None:
     trainer = trained(2, **kind)
     torch.manual_seed(5)
     with Checkpoints(tmp_path, config=CONFIG) as checkpoints:
@@ -80,7 +80,7 @@ def test_a_restored_trainer_goes_on_with_the_same_bits(tmp_path: Path, kind: dic
     assert digest_of(again) == digest_of(trainer)
 
 
-def test_what_is_saved_is_the_trainer_at_that_moment_though_it_goes_on_meanwhile(tmp_path: Path) -> None:
+def test_a_save_holds_the_trainer_at_that_moment_even_if_it_trains_on(tmp_path: Path) -> None:
     trainer = trained(1)
     expected = digest_of(trainer)
     extras: dict[str, Json] = {"sampler": {"k": 0}}
@@ -95,7 +95,7 @@ def test_what_is_saved_is_the_trainer_at_that_moment_though_it_goes_on_meanwhile
     assert digest_of(trainer) == expected
 
 
-def test_the_newest_two_stay_and_older_ones_go(tmp_path: Path) -> None:
+def test_the_newest_two_stay_and_older_ones_are_removed(tmp_path: Path) -> None:
     trainer = small_trainer()
     with Checkpoints(tmp_path, config=CONFIG) as checkpoints:
         for step in (0, 3, 6, 9):
@@ -109,7 +109,7 @@ def test_fewer_than_two_is_refused(tmp_path: Path) -> None:
         Checkpoints(tmp_path, config=CONFIG, keep=1)
 
 
-def test_an_unfinished_one_is_removed_and_the_one_before_is_taken(folder: Path) -> None:
+def test_an_unfinished_checkpoint_is_removed_and_the_previous_one_is_used(folder: Path) -> None:
     (folder / "step-0000000002" / MANIFEST).unlink()
     with Checkpoints(folder, config=CONFIG) as checkpoints:
         newest = checkpoints.newest()
@@ -123,7 +123,7 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
     assert other.returncode == 1 and "another run is writing" in other.stderr
 
 
-def test_a_run_without_checkpoints_begins_anew(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_has_no_newest_one(tmp_path: Path) -> None:
     with Checkpoints(tmp_path / "none", config=CONFIG) as checkpoints:
         assert checkpoints.newest() is None
 
@@ -144,7 +144,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(
+def test_a_damaged_checkpoint_is_set_aside_and_the_previous_one_is_used(
     folder: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage, words = DAMAGE[what]
@@ -164,7 +164,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(
     assert len(list(folder.glob("damaged-*"))) == 1
 
 
-def test_where_none_is_whole_it_says_what_is_wrong_with_each(folder: Path) -> None:
+def test_if_all_checkpoints_are_damaged_the_error_lists_each_problem(folder: Path) -> None:
     for step in (1, 2):
         flip(folder / f"step-{step:010}" / "rank-0000.safetensors")
     with (
@@ -183,7 +183,7 @@ def test_another_configuration_is_refused_with_the_settings_that_differ(folder: 
 
 
 def without(folder: Path, piece: str) -> Checkpoint:
-    """The checkpoint of step 2 without one kind of piece, otherwise in order."""
+    """The checkpoint of step 2 without one kind of tensor, otherwise valid."""
     at = folder / "step-0000000002"
     manifest = Checkpoint.open(at).manifest
     tensors = load_file(at / "rank-0000.safetensors")
@@ -192,12 +192,12 @@ def without(folder: Path, piece: str) -> Checkpoint:
     at.mkdir()
     write_part(LocalStore(folder), at.name, 0, kept)
     part = CheckpointPart.from_json(json.loads((at / "rank-0000.json").read_text()))
-    (at / MANIFEST).write_bytes(replace(manifest, parts=(part,)).serialise())
+    (at / MANIFEST).write_bytes(replace(manifest, parts=(part,)).serialize())
     return Checkpoint.open(at)
 
 
 @pytest.mark.parametrize("piece", ["policy/model.norm.weight", "exp_avg/", "exp_avg_sq/", "step/", "rng/"])
-def test_a_missing_piece_is_named(folder: Path, piece: str) -> None:
+def test_a_missing_tensor_is_named(folder: Path, piece: str) -> None:
     checkpoint = without(folder, piece)
     trainer = small_trainer()
     before = digest_of(trainer)
@@ -206,25 +206,25 @@ def test_a_missing_piece_is_named(folder: Path, piece: str) -> None:
     assert digest_of(trainer) == before, "nothing was touched"
 
 
-def test_a_reference_policy_too_many_or_too_few_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_or_unexpected_reference_policy_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointMismatch, match="it lacks reference/"):
         Checkpoint.open(folder / "step-0000000002").restore(small_trainer(reference=True))
     with Checkpoints(tmp_path / "other", config=CONFIG) as checkpoints:
         checkpoints.save(small_trainer(reference=True), {})
         newest = checkpoints.newest()
     assert newest is not None
-    with pytest.raises(CheckpointMismatch, match=r"it has reference/.*, which this trainer has not"):
+    with pytest.raises(CheckpointMismatch, match=r"it has reference/.*, which this trainer does not have"):
         newest.restore(small_trainer())
 
 
-def test_a_slice_that_no_file_has_is_named(folder: Path) -> None:
+def test_a_slice_that_is_in_no_file_is_named(folder: Path) -> None:
     at = folder / "step-0000000002"
     manifest = Checkpoint.open(at).manifest
     [part] = manifest.parts
     norm = "policy/model.norm.weight"
     half = replace(part.entries[norm], end=16)
     torn = replace(manifest, parts=(replace(part, entries={**part.entries, norm: half}),))
-    (at / MANIFEST).write_bytes(torn.serialise())
+    (at / MANIFEST).write_bytes(torn.serialize())
     with pytest.raises(CheckpointDamaged, match=r"rows 16 to 32 of policy/model.norm.weight are in no file"):
         Checkpoint.open(at)
 
@@ -264,14 +264,12 @@ def test_another_model_is_refused_with_the_shapes(folder: Path) -> None:
         Checkpoint.open(folder / "step-0000000002").restore(trainer)
 
 
-def test_an_extra_that_nobody_saved_is_named(folder: Path) -> None:
+def test_an_extra_that_was_not_saved_is_named(folder: Path) -> None:
     with pytest.raises(CheckpointMismatch, match="has no 'cadence'; beside the trainer it has sampler"):
         Checkpoint.open(folder / "step-0000000002").extra("cadence")
 
 
-def test_a_disk_that_fails_is_an_error_at_the_next_step_and_not_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_error_is_raised_at_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -290,23 +288,23 @@ def test_a_disk_that_fails_is_an_error_at_the_next_step_and_not_silent(
     assert newest is not None and newest.step == 0
 
 
-def test_a_part_that_never_comes_is_waited_for_with_a_deadline(tmp_path: Path) -> None:
+def test_waiting_for_a_missing_part_has_a_deadline(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, config=CONFIG, patience=0.1) as checkpoints:
         checkpoints._ranks = Ranks(0, 2)  # rank 1 does not exist
         checkpoints.save(trained(1), {})
-        with pytest.raises(CheckpointError, match=r"for rank 1 to write its part.*does every rank see"):
+        with pytest.raises(CheckpointError, match=r"for rank 1 to write its part.*every rank sees"):
             checkpoints.wait()
 
 
-def test_an_optimiser_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
     trainer = small_trainer()
     trainer.optimizer = type(trainer.optimizer)(small_model(), trainer.optimizer.settings)
     with pytest.raises(CheckpointError, match="make the optimizer from the policy model"):
-        pieces(trainer)
+        trainer_tensors(trainer)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_export_is_what_transformers_loads(tmp_path: Path, tied: bool) -> None:
+def test_transformers_loads_an_export(tmp_path: Path, tied: bool) -> None:
     trainer = trained(1, tied=tied)
     tiny_model.save_tokenizer(tmp_path / "run" / "tokenizer")
     with Checkpoints(tmp_path / "run" / "checkpoints", config=CONFIG) as checkpoints:
@@ -339,8 +337,8 @@ def test_the_command_exports_rounds_and_explains(tmp_path: Path, folder: Path) -
 
 @pytest.mark.engine
 @pytest.mark.parametrize("what", ["resume", "checkpoints"])
-def test_a_killed_run_goes_on_with_the_same_bits(what: str) -> None:
-    """The short forms of the lab's torture."""
+def test_a_killed_run_resumes_with_the_same_bits(what: str) -> None:
+    """Run the short forms of the lab's torture."""
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(
         [sys.executable, "-m", "lab.torture.trainer", what, "--short"],

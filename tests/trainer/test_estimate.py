@@ -1,4 +1,4 @@
-"""What a step needs is told before it, and what does not fit says why."""
+"""Memory and time of a step are estimated before it; a step that does not fit says why."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from offbeat.trainer.estimate import (
     WorstCase,
     check_worst_case,
     estimate_memory,
-    explained,
+    explain_memory_errors,
     worst_micro_batch,
 )
 from offbeat.trainer.forward import to_model_inputs
@@ -34,21 +34,23 @@ def test_the_terms_that_can_be_counted_by_hand_are_right() -> None:
         numbers = sum(p.numel() for p in trainer.policy_model.parameters())
         terms = estimate_memory(trainer, SHAPE).terms
         for name, each in (expected | {"reference policy": dtype.itemsize}).items():
-            scalars = 4 * len(list(trainer.policy_model.parameters())) if name == "AdamW" else 0  # its count of updates
+            scalars = (
+                4 * len(list(trainer.policy_model.parameters())) if name == "AdamW" else 0
+            )  # AdamW's step counters
             assert terms[name] == each * numbers + scalars, name
         assert terms.keys() <= ADVICE.keys()
 
 
-def test_activations_are_foretold_from_shorter_rows() -> None:
+def test_activations_are_estimated_from_shorter_rows() -> None:
     trainer = small_trainer()
     micro = worst_micro_batch(trainer, SHAPE)
-    foretold = estimate_memory(trainer, SHAPE).terms["activations"]
-    layout = to_model_inputs(micro, shared_prefix=True, device=trainer.policy_model.device)
+    estimated = estimate_memory(trainer, SHAPE).terms["activations"]
+    inputs = to_model_inputs(micro, shared_prefix=True, device=trainer.policy_model.device)
     with LiveBytes() as live:
-        stats = trainer.policy_model(layout)
+        stats = trainer.policy_model(inputs)
         measured = live.now
     del stats
-    assert foretold == pytest.approx(measured, rel=0.1)
+    assert estimated == pytest.approx(measured, rel=0.1)
 
 
 def test_the_worst_micro_batch_fills_the_budget_with_the_longest_rows() -> None:
@@ -60,7 +62,7 @@ def test_the_worst_micro_batch_fills_the_budget_with_the_longest_rows() -> None:
         worst_micro_batch(trainer, StepShape(40, 20, 4))
 
 
-def test_the_worst_case_is_executed_and_changes_nothing() -> None:
+def test_the_worst_case_runs_and_changes_nothing() -> None:
     trainer = small_trainer(reference=True)
     before = digest_of(trainer)
     worst = check_worst_case(trainer, SHAPE, estimate_memory(trainer, SHAPE))
@@ -75,7 +77,7 @@ def test_time_follows_from_the_worst_case() -> None:
 
 
 def test_an_error_that_is_not_about_memory_passes_unchanged() -> None:
-    with pytest.raises(RuntimeError, match="shapes differ"), explained(MemoryEstimate({"AdamW": 1})):
+    with pytest.raises(RuntimeError, match="shapes differ"), explain_memory_errors(MemoryEstimate({"AdamW": 1})):
         raise RuntimeError("shapes differ")
 
 
@@ -86,9 +88,12 @@ def test_memory_errors_name_the_largest_terms_and_the_setting() -> None:
         torch.OutOfMemoryError("CUDA out of memory."),
         RuntimeError("can't allocate memory: x"),
     ):
-        with pytest.raises(StepOutOfMemory, match=r"activations: lower token_budget") as told, explained(estimate):
+        with (
+            pytest.raises(StepOutOfMemory, match=r"activations: lower token_budget") as raised,
+            explain_memory_errors(estimate),
+        ):
             raise error
-        assert "parameters" not in str(told.value) and told.value.__cause__ is error
+        assert "parameters" not in str(raised.value) and raised.value.__cause__ is error
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -104,8 +109,8 @@ used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), used + (256 << 20)))
 try:
     check_worst_case(trainer, StepShape(8, 100000, 4), estimate)
-except StepOutOfMemory as told:
-    print(told)
+except StepOutOfMemory as error:
+    print(error)
 """
 
 
@@ -115,13 +120,13 @@ def test_a_process_that_runs_out_of_memory_says_why() -> None:
     assert "a step does not fit into memory" in done.stdout and "activations: lower" in done.stdout, done.stderr
 
 
-def test_live_bytes_follow_what_dies() -> None:
+def test_live_bytes_follow_freed_tensors() -> None:
     with LiveBytes() as live:
         a = torch.zeros(10)
         view = a[2:]
-        assert live.now == 40, "a view takes no room"
+        assert live.now == 40, "a view allocates nothing"
         a += 1
         del a
-        assert live.now == 40, "the view keeps it"
+        assert live.now == 40, "the view keeps the storage alive"
         del view
         assert live.now == 0 and live.peak == 40

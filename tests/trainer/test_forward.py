@@ -1,4 +1,4 @@
-"""Shared prefixes change nothing but the time, and a model that does not allow them is found out."""
+"""Shared prefixes change only the time, and models that do not support them are detected."""
 
 import logging
 from itertools import chain
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import VOCABULARY, a_group, a_llama, logprobs, some_groups
+from small import VOCABULARY, a_group, a_llama, logprobs, some_groups, visible_keys
 from torch.nn.attention.flex_attention import create_mask
 from transformers import (
     Gemma2Config,
@@ -27,8 +27,8 @@ from transformers import (
 
 from offbeat.errors import UnsupportedModel
 from offbeat.trainer.attention import block_mask
+from offbeat.trainer.batch import build_micro_batch, plan_micro_batches
 from offbeat.trainer.forward import PolicyModel, check_model, to_model_inputs
-from offbeat.trainer.packing import attention, lay_out, plan
 from offbeat.types import Group
 
 SIZES = {
@@ -44,16 +44,18 @@ SIZES = {
 }
 
 
-def scored(policy_model: PolicyModel, groups: list[Group], *, shared: bool, budget: int = 1 << 20) -> dict:
+def computed(policy_model: PolicyModel, groups: list[Group], *, shared: bool, budget: int = 1 << 20) -> dict:
     """Log-probs by completion id, and gradients of a weighted sum of them by parameter."""
     found, total = {}, torch.zeros(())
-    for part in plan(groups, budget, shared_prefix=shared):
-        stats = policy_model(to_model_inputs(lay_out(part, groups), shared_prefix=shared, device=policy_model.device))
+    for part in plan_micro_batches(groups, budget, shared_prefix=shared):
+        stats = policy_model(
+            to_model_inputs(build_micro_batch(part, groups), shared_prefix=shared, device=policy_model.device)
+        )
         answers = [groups[g].completions[c] for g, c in part.completions]
         pieces = stats.logprobs.split([len(answer.token_ids) for answer in answers])
         for answer, piece in zip(answers, pieces, strict=True):
             found[answer.id] = piece.detach()
-            # Any weights do that are the same for a completion wherever it stands.
+            # Any weights work if a completion has the same ones in every row.
             total = total + (piece * torch.cos(torch.arange(len(piece)) + len(answer.id))).sum()
     gradients = torch.autograd.grad(total, list(policy_model.parameters()))
     names = [name for name, _ in policy_model.named_parameters()]
@@ -64,7 +66,7 @@ def assert_same(one: dict, other: dict) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         if name.startswith("model."):
-            # A gradient that is zero but for rounding, as of a query with one key to look at, has no relative error.
+            # A gradient that is zero up to rounding, as for a query with a single key, has no relative error.
             assert float((value - other[name]).norm()) < 1e-4 * float(other[name].norm()) + 1e-5, name
         else:
             assert torch.allclose(value, other[name], rtol=0, atol=1e-5), name
@@ -84,10 +86,10 @@ def assert_same(one: dict, other: dict) -> None:
 def test_a_shared_prefix_gives_the_log_probs_and_gradients_of_plain_rows(model) -> None:
     torch.manual_seed(0)
     policy_model, groups = PolicyModel(model()), some_groups(3)
-    expected = scored(policy_model, groups, shared=False)
+    expected = computed(policy_model, groups, shared=False)
     check = check_model(policy_model, 256)
     assert check.shared_prefix, check.message
-    assert_same(scored(policy_model, groups, shared=True), expected)
+    assert_same(computed(policy_model, groups, shared=True), expected)
 
 
 @settings(max_examples=25, deadline=None)
@@ -100,16 +102,16 @@ def test_a_shared_prefix_gives_the_log_probs_and_gradients_of_plain_rows(model) 
     st.integers(20, 90),
     st.booleans(),
 )
-def test_any_shape_of_groups_and_any_budget_gives_the_same(shapes, budget, fused) -> None:
+def test_any_shape_of_groups_and_any_budget_gives_the_same_results(shapes, budget, fused) -> None:
     rng = np.random.default_rng(0)
     groups = [a_group(f"g{i}", rng, prompt, sizes) for i, (prompt, sizes) in enumerate(shapes)]
     policy_model = PolicyModel(a_llama())
-    expected = scored(policy_model, groups, shared=False)
+    expected = computed(policy_model, groups, shared=False)
     assert check_model(policy_model, 64).shared_prefix
     with pytest.MonkeyPatch.context() as patch:
         if fused:
             patch.setattr("offbeat.trainer.attention.EXPLICIT_SCORES", 0)
-        assert_same(scored(policy_model, groups, shared=True, budget=budget), expected)
+        assert_same(computed(policy_model, groups, shared=True, budget=budget), expected)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -118,7 +120,7 @@ def test_recomputing_activations_changes_no_gradient(shared: bool) -> None:
     kept, recomputed = (PolicyModel(a_llama(), checkpoint_activations=on) for on in (False, True))
     for policy_model in (kept, recomputed):
         check_model(policy_model, 64)
-    expected, found = (scored(policy_model, groups, shared=shared) for policy_model in (kept, recomputed))
+    expected, found = (computed(policy_model, groups, shared=shared) for policy_model in (kept, recomputed))
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
@@ -130,9 +132,11 @@ def test_recomputing_activations_keeps_fewer_of_them() -> None:
             sizes.append(tensor.numel() * tensor.element_size())
             return tensor
 
-        [part] = plan(groups, 1 << 20, shared_prefix=False)
+        [part] = plan_micro_batches(groups, 1 << 20, shared_prefix=False)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            policy_model(to_model_inputs(lay_out(part, groups), shared_prefix=False, device=policy_model.device))
+            policy_model(
+                to_model_inputs(build_micro_batch(part, groups), shared_prefix=False, device=policy_model.device)
+            )
         return sum(sizes)
 
     assert kept_bytes(True) < kept_bytes(False) / 3
@@ -145,14 +149,14 @@ def test_dropout_is_off() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_the_mask_for_gpus_is_the_one_the_layout_draws() -> None:
+def test_the_mask_for_gpus_follows_the_segments() -> None:
     groups = some_groups(2)
-    [part] = plan(groups, 1 << 20, shared_prefix=True)
-    segments = lay_out(part, groups).segment_ids_RL
+    [part] = plan_micro_batches(groups, 1 << 20, shared_prefix=True)
+    segments = build_micro_batch(part, groups).segment_ids_RL
     rows, length = segments.shape
     mask = block_mask(torch.from_numpy(segments))
     dense = create_mask(mask.mask_mod, rows, 1, length, length, device="cpu")
-    assert np.array_equal(dense[:, 0].numpy(), attention(segments))
+    assert np.array_equal(dense[:, 0].numpy(), visible_keys(segments))
 
 
 class TestFallback:
@@ -166,7 +170,7 @@ class TestFallback:
         assert "MambaForCausalLM does not allow a shared prefix" in caplog.text
         assert_plain_rows_are_right(policy_model)
 
-    def test_an_attention_window_shorter_than_the_budget_is_seen(self) -> None:
+    def test_an_attention_window_shorter_than_the_budget_is_detected(self) -> None:
         policy_model = PolicyModel(windowed(8))
         check = check_model(policy_model, 64)
         assert not check.shared_prefix and "differ by" in check.message
@@ -174,9 +178,9 @@ class TestFallback:
 
     def test_an_attention_window_longer_than_the_budget_does_no_harm(self) -> None:
         policy_model, groups = PolicyModel(windowed(64)), some_groups(5)
-        expected = scored(policy_model, groups, shared=False)
+        expected = computed(policy_model, groups, shared=False)
         assert check_model(policy_model, 64).shared_prefix
-        assert_same(scored(policy_model, groups, shared=True), expected)
+        assert_same(computed(policy_model, groups, shared=True), expected)
 
     def test_a_model_that_caps_its_logits_is_refused(self) -> None:
         torch.manual_seed(0)
@@ -191,7 +195,7 @@ def windowed(window: int) -> MistralForCausalLM:
 
 
 def assert_plain_rows_are_right(policy_model: PolicyModel) -> None:
-    """After the check, the model scores as it always did."""
+    """After the check, the model's log-probs are unchanged."""
     groups = some_groups(4, count=2)
     found = iter(logprobs(policy_model, groups))
     for group, answer in chain.from_iterable([(g, c) for c in g.completions] for g in groups):

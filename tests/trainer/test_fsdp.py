@@ -1,4 +1,4 @@
-"""Sharded training computes what one process computes; a lost rank is named; nothing hangs."""
+"""Sharded training gives the results of one process; a lost rank is named; nothing hangs."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lab.fixtures.ranks import GRACE, Watch, run_ranks
 from lab.fixtures.small_trainer import one_step_each, small_model, small_trainer, steps_with_checkpoints
 from offbeat.errors import RankDied, RankFailed, RankLost, RankSilent
 from offbeat.objective.presets import PRESETS
@@ -18,12 +19,11 @@ from offbeat.trainer.checkpoint import Checkpoints
 from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks, serving_state, shard
-from offbeat.trainer.launch import GRACE, Watch, run_ranks
 from offbeat.types import Json
 
 
 def relative(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """How far apart all weights together are, against their norm."""
+    """The distance of all weights together, relative to their norm."""
     assert a.keys() == b.keys()
     whole, other = (torch.cat([tensors[name].flatten() for name in a]) for tensors in (a, b))
     return float((whole - other).norm() / whole.norm())
@@ -52,13 +52,13 @@ def test_the_serving_state_has_the_names_of_a_state_dict_and_a_tied_head_once() 
         assert state.keys() == expected and all(t.dtype == torch.bfloat16 for t in state.values())
 
 
-def test_sharding_refuses_parameters_that_are_no_masters() -> None:
+def test_sharding_refuses_parameters_that_are_not_float32() -> None:
     with pytest.raises(ValueError, match="load the model in float32"):
         shard(PolicyModel(small_model(dtype=torch.bfloat16)), compute=torch.bfloat16)
 
 
 def fails_on_one(ranks: Ranks) -> Json:
-    """Rank 1 raises; rank 0 waits for it in an exchange."""
+    """Rank 1 raises; rank 0 waits for it in a collective."""
     if ranks.rank == 1:
         raise KeyError("made to fail")
     ranks.sum(torch.zeros(1))
@@ -80,13 +80,13 @@ def test_a_rank_that_raises_is_named_and_not_the_one_that_waited_for_it() -> Non
 
 
 @pytest.mark.engine
-def test_a_rank_that_exits_without_a_word_is_named() -> None:
+def test_a_rank_that_exits_without_an_error_is_named() -> None:
     with pytest.raises(RankDied, match="rank 0 ended with exit code 3"):
         run_ranks(leaves_early, 2)
 
 
 def strike(place: Path, at_step: int, sign: signal.Signals) -> tuple[Callable[[Sequence[int]], None], list[float]]:
-    """Send rank 1 a signal once the run has reached a step; when that was."""
+    """Send rank 1 a signal once the run has reached a step; also return when that was."""
     when: list[float] = []
 
     def wait_and_strike(pids: Sequence[int]) -> None:
@@ -116,7 +116,7 @@ def test_a_killed_or_stopped_rank_ends_the_run_within_twenty_seconds_and_resumin
 
 
 @pytest.mark.engine
-def test_another_number_of_ranks_goes_on_from_the_same_bits(tmp_path: Path) -> None:
+def test_another_number_of_ranks_resumes_from_the_same_bits(tmp_path: Path) -> None:
     two = run_ranks(steps_with_checkpoints, 2, (str(tmp_path / "two"), 3, 3))
     alone = small_trainer()
     with (
@@ -134,7 +134,7 @@ def test_another_number_of_ranks_goes_on_from_the_same_bits(tmp_path: Path) -> N
 
 
 def estimated(ranks: Ranks) -> Json:
-    """The estimate's terms on a sharded trainer, and that its worst case runs."""
+    """Estimate a sharded trainer and run its worst case; return the terms."""
     trainer = small_trainer(ranks=ranks, sharded=True)
     estimate = estimate_memory(trainer, StepShape(8, 8, 4))
     check_worst_case(trainer, StepShape(8, 8, 4), estimate)
@@ -142,7 +142,7 @@ def estimated(ranks: Ranks) -> Json:
 
 
 @pytest.mark.engine
-def test_a_rank_needs_memory_for_its_slices_alone() -> None:
+def test_a_rank_needs_memory_only_for_its_slices() -> None:
     alone = estimate_memory(small_trainer(), StepShape(8, 8, 4)).terms
     for rank in run_ranks(estimated, 2):
         assert isinstance(rank, dict) and rank["gathered layers"]
@@ -151,19 +151,19 @@ def test_a_rank_needs_memory_for_its_slices_alone() -> None:
         assert rank["activations"] == pytest.approx(alone["activations"], rel=0.1)
 
 
-def test_the_watch_blames_the_dead_before_those_who_waited_for_them() -> None:
+def test_the_watch_blames_the_dead_rank_before_ranks_that_waited_for_it() -> None:
     watch = Watch(3, began=0.0)
     for rank in range(3):
-        watch.hear(rank, 1.0)
+        watch.beat(rank, 1.0)
     watch.fail(0, "raised RuntimeError: Connection closed by peer", 1.5)
     watch.end(0, 1, 1.5)
-    assert watch.verdict(1.6) is None, "the cause may still show"
+    assert watch.verdict(1.6) is None, "the cause may still appear"
     watch.end(2, -11, 1.7)
     lost = watch.verdict(1.7)
     assert isinstance(lost, RankDied) and lost.rank == 2 and "SIGSEGV" in str(lost)
 
 
-def test_the_watch_blames_the_first_to_fail_when_all_do() -> None:
+def test_the_watch_blames_the_first_to_fail_when_all_fail() -> None:
     watch = Watch(2, began=0.0)
     watch.fail(1, "raised ValueError: x", 2.0)
     watch.fail(0, "raised RuntimeError: Connection closed by peer", 2.1)
@@ -173,21 +173,21 @@ def test_the_watch_blames_the_first_to_fail_when_all_do() -> None:
     assert isinstance(lost, RankFailed) and lost.rank == 1
 
 
-def test_the_watch_allows_a_slow_start_and_no_long_silence_after_it() -> None:
+def test_the_watch_allows_a_slow_start_but_no_long_silence_after_it() -> None:
     watch = Watch(2, began=0.0, silence=10.0, starting=60.0)
-    watch.hear(0, 50.0)
+    watch.beat(0, 50.0)
     assert watch.verdict(59.0) is None
     assert isinstance(silent := watch.verdict(60.5), RankSilent) and silent.rank == 0
-    watch.hear(0, 60.5)
+    watch.beat(0, 60.5)
     assert isinstance(silent := watch.verdict(60.5), RankSilent) and silent.rank == 1
 
 
-def test_a_rank_that_has_ended_well_may_be_silent() -> None:
+def test_a_rank_that_has_finished_may_be_silent() -> None:
     watch = Watch(2, began=0.0, silence=10.0)
-    watch.hear(0, 1.0)
-    watch.hear(1, 1.0)
+    watch.beat(0, 1.0)
+    watch.beat(1, 1.0)
     watch.end(0, 0, 2.0)
-    watch.hear(1, 19.0)
+    watch.beat(1, 19.0)
     assert watch.verdict(20.0) is None and not watch.done
     watch.end(1, 0, 20.0)
     assert watch.done

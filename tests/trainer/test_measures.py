@@ -1,4 +1,4 @@
-"""Drift, gates and the bound by hand-computed numbers, and the same however micro-batches are cut."""
+"""Drift, gates and the bound match hand-computed numbers, for any cut into micro-batches."""
 
 import math
 from dataclasses import replace
@@ -9,11 +9,10 @@ import torch
 from small import a_llama, a_trainer, close_to, some_groups
 
 from offbeat.objective.spec import Objective
-from offbeat.trainer.batch import assemble, to_streams
+from offbeat.trainer.batch import ForwardPass, assemble_batch, build_micro_batch, plan_micro_batches, to_tensors
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks
-from offbeat.trainer.measures import Measures, Pass, Seen, measure
-from offbeat.trainer.packing import lay_out, plan
+from offbeat.trainer.measures import Measures, measure
 from offbeat.trainer.trainer import Trained
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, VersionSpan
 
@@ -21,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def a_pair(name: str, version: int | None, ratios: list[list[float]]) -> Group:
-    """Two answers of two tokens, right and wrong; behavior log-probs are −1, so that π_k/α will be `ratios`."""
+    """A right and a wrong answer of two tokens; behavior log-probs are −1, so that π_k/α will be `ratios`."""
     spans = () if version is None else (VersionSpan(version, 0, 2),)
     answers = tuple(
         Completion(f"{name}/{i}", [3, 4], [-1.0, -1.0], spans, score=Score(float(i == 0))) for i in range(len(ratios))
@@ -38,15 +37,18 @@ def measured(
     gated: bool = True,
     passed: bool = True,
 ) -> Measures:
-    """One micro-batch and two updates; at the second every ratio is `later` times as large and the gate as `passed`."""
-    batch = assemble(groups, Objective(), step=step)
-    [part] = plan(batch.trimmed, 999, shared_prefix=True)
-    made = to_streams(batch, lay_out(part, batch.trimmed), shared_prefix=True, counts=True, device=CPU)
-    values = torch.tensor([ratios[g][c] for g, c in part.completions])
+    """Measure one micro-batch and two updates. The second multiplies ratios by `later` and the gate by `passed`."""
+    batch = assemble_batch(groups, Objective(), step=step)
+    [plan] = plan_micro_batches(batch.trimmed, 999, shared_prefix=True)
+    part = to_tensors(batch, build_micro_batch(plan, batch.trimmed), counted=True, device=CPU)
+    values = torch.tensor([ratios[g][c] for g, c in plan.completions])
     first, second = (-1 + (values * factor).log() for factor in (1.0, later))
     entropies = torch.full_like(first, 0.7)
-    passes = [Pass(first, entropies, made.mask_NT), Pass(second, entropies, made.mask_NT & passed)]
-    return measure(batch, [Seen(made, passes, None)], gated=gated, ranks=Ranks())
+    part.passes += [
+        ForwardPass(first, entropies, part.mask_NT),
+        ForwardPass(second, entropies, part.mask_NT & passed),
+    ]
+    return measure(batch, [part], gated=gated, ranks=Ranks())
 
 
 class TestByHand:
@@ -56,7 +58,7 @@ class TestByHand:
         ratios = [list(row) for row in self.RATIOS]
         return measured([a_pair("g", version, ratios)], [ratios], **arguments)  # type: ignore[arg-type]
 
-    def test_tails_are_tokens_ten_times_likelier_or_rarer(self) -> None:
+    def test_tails_are_tokens_ten_times_more_or_less_likely(self) -> None:
         ratios = [[[11.0, 1.0], [0.09, 9.0]]]
         figures = measured([a_pair("g", 10, ratios[0])], ratios).overall
         assert figures["ratio_tail_share"] == pytest.approx(0.5)
@@ -85,11 +87,11 @@ class TestByHand:
         figures = self.of(passed=False).overall
         assert figures["gate_stopped_up"] == figures["gate_stopped_down"] == 0.5  # passed in one update of two
 
-    def test_what_cannot_move_is_not_shown(self) -> None:
+    def test_figures_without_data_are_left_out(self) -> None:
         figures = self.of(gated=False).overall
         assert "gate_stopped_up" not in figures and "reference_kl" not in figures
 
-    def test_the_engine_gap_is_about_lag_0_alone(self) -> None:
+    def test_the_engine_gap_covers_only_lag_0(self) -> None:
         assert self.of(version=10).overall["engine_gap"] == pytest.approx(
             (abs(math.log(1.5)) + abs(math.log(0.5))) / 4, rel=1e-5
         )
@@ -124,12 +126,12 @@ class TestByLag:
         assert list(found.by_lag) == ["0", "8-15"] and found.overall["lag"] == 4
         assert "ess" not in found.by_lag["0"] and found.by_lag["8-15"]["ess"] == 1  # a group has one lag, its largest
 
-    def test_a_version_the_trainer_has_not_reached_counts_as_none_of_ours(self) -> None:
+    def test_a_version_that_the_trainer_has_not_reached_has_no_lag(self) -> None:
         ratios = [[1.0, 1.0], [1.0, 1.0]]
         assert list(measured([a_pair("g", 11, ratios)], [ratios]).by_lag) == ["none"]
 
 
-def test_answers_without_log_probs_take_part_in_no_drift() -> None:
+def test_answers_without_log_probs_do_not_count_in_drift() -> None:
     ratios = [[2.0, 1.0], [1.0, 1.0], [9.0, 9.0]]
     group = a_pair("g", 10, ratios)
     foreign = replace(group.completions[2], behavior_logprobs=UNKNOWN, versions=(), source="human")
@@ -149,7 +151,7 @@ def test_figures_do_not_depend_on_micro_batches(budget: int) -> None:
         assert cut.by_lag[bucket] == pytest.approx(figures, rel=1e-5, abs=1e-7)
 
 
-def test_on_its_own_samples_a_policy_has_no_drift_and_only_its_arithmetic_for_a_gap() -> None:
+def test_on_its_own_samples_a_policy_has_no_drift_and_only_a_rounding_gap() -> None:
     groups = close_to(PolicyModel(a_llama()), some_groups(7), spread=0.0)
     fresh = [replace(g, completions=tuple(fresh_version(c) for c in g.completions)) for g in groups]
     done = a_trainer(Objective()).train(fresh)
@@ -162,7 +164,7 @@ def fresh_version(completion: Completion) -> Completion:
     return replace(completion, versions=(VersionSpan(0, 0, len(completion.token_ids)),))
 
 
-def test_ratios_beyond_all_measure_stay_finite() -> None:
+def test_extreme_ratios_stay_finite() -> None:
     groups = [
         replace(
             g,

@@ -1,4 +1,4 @@
-"""Masters keep what bfloat16 would lose, schedules are functions, and clipping is by the whole gradient."""
+"""Masters keep what bfloat16 would lose, schedules are functions, and clipping uses the norm of all gradients."""
 
 import math
 
@@ -85,7 +85,7 @@ class TestUpdate:
         assert optimizer.grad_norm() == 1.0
 
     @pytest.mark.parametrize("tied", [True, False])
-    def test_only_matrices_that_are_no_embedding_decay(self, tied: bool) -> None:
+    def test_only_matrices_that_are_not_embeddings_decay(self, tied: bool) -> None:
         model = a_llama(tie_word_embeddings=tied, attention_bias=True)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         optimizer = MasterAdamW(model, OptimizerSettings(Schedule(0.1), weight_decay=0.5))

@@ -1,4 +1,4 @@
-"""What must not change the policy does not, and says why."""
+"""Groups and batches that must not change the policy are refused, with a reason."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ class TestRefusal:
         assert "behavior log-probs are not finite" in refused.faults[groups[1].id]
         assert same(snapshot(trainer), before)
 
-    def test_log_probs_that_overflow_name_the_groups_that_did_it(self) -> None:
+    def test_log_probs_that_overflow_name_the_groups_that_caused_it(self) -> None:
         groups = some_groups(6)
         marked = 7
         groups = [without_token(g, marked) for g in groups]
@@ -67,7 +67,7 @@ class TestRefusal:
             ),
         ],
     )
-    def test_what_cannot_be_trained_on_is_refused_with_its_reason(self, change: dict, reason: str) -> None:
+    def test_a_group_that_cannot_be_trained_on_is_refused_with_its_reason(self, change: dict, reason: str) -> None:
         sound = a_group("g", np.random.default_rng(0), 3, [2, 2])
         broken = replace(sound, completions=(replace(sound.completions[0], **change), sound.completions[1]))
         refused = a_trainer(PRESETS["grpo"].objective, token_budget=128).train([broken])
@@ -78,22 +78,22 @@ class TestRefusal:
         refused = a_trainer(Objective()).train([group])
         assert isinstance(refused, RefusedBatch) and "the prompt is empty" in refused.faults["g"]
 
-    def test_an_unscorable_completion_is_never_looked_at(self) -> None:
+    def test_an_unscorable_completion_is_ignored(self) -> None:
         groups = some_groups(8)
         odd = replace(groups[0].completions[0], id="x", score=Unscorable("crash"), token_ids=[999], loss_mask=None)
         wider = [replace(groups[0], completions=(*groups[0].completions, odd)), *groups[1:]]
         assert torch.equal(*(moved(a_trainer(Objective()), batch) for batch in (groups, wider)))
 
 
-class TestNothingToLearn:
-    def test_equal_rewards_everywhere_are_an_error_that_says_so(self) -> None:
+class TestNoGradient:
+    def test_equal_rewards_everywhere_raise_an_error(self) -> None:
         trainer, groups = a_trainer(Objective()), [equal_rewards(g) for g in some_groups(1)]
         before = snapshot(trainer)
         with pytest.raises(NoGradient, match="0 tokens had gradient: of 3 groups 3 have no difference in reward"):
             trainer.train(groups)
         assert same(snapshot(trainer), before)
 
-    def test_a_gate_that_stops_everything_is_an_error_that_says_so(self) -> None:
+    def test_a_gate_that_stops_every_token_raises_an_error(self) -> None:
         trainer = a_trainer(PRESETS["rec-twoside"].objective)
         far = [
             replace(
@@ -106,7 +106,7 @@ class TestNothingToLearn:
             trainer.train(far)
         assert same(snapshot(trainer), before)
 
-    def test_a_batch_that_the_gate_has_used_up_ends_early(self) -> None:
+    def test_updates_end_early_when_the_gate_stops_every_token(self) -> None:
         done = a_trainer(PRESETS["rec-twoside"].objective, rate=0.3, updates_per_batch=9).train(lagged(3, spread=0.01))
         assert isinstance(done, Trained) and 1 <= done.updates < 9
         assert done.metrics["updates"] == done.updates

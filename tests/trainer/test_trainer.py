@@ -1,4 +1,4 @@
-"""A step computes what a naive trainer computes, however it is cut up, and leaves the policy alone when it must."""
+"""A step gives the results of a naive trainer, for any cut into micro-batches."""
 
 import copy
 import math
@@ -26,9 +26,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from offbeat.metrics import METRICS
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import KL, Advantage, Aggregate, Objective
+from offbeat.trainer.batch import plan_micro_batches
 from offbeat.trainer.forward import ModelCheck, PolicyModel
 from offbeat.trainer.optimizer import OptimizerSettings, Schedule
-from offbeat.trainer.packing import plan
 from offbeat.trainer.trainer import Trained, Trainer
 from offbeat.types import Group
 
@@ -55,7 +55,7 @@ class TestAgainstTheNaiveTrainer:
         found = moved(trainer, groups)
         naive_step(naive, groups, name, updates=updates, rate=1e-3, clip=0.05)
         expected = torch.cat([p.detach().flatten() for p in naive.parameters()]) - start
-        # Adam divides by the gradient's own size, so where that is nearly 0 rounding decides; hence a norm over all.
+        # Adam divides by the gradient's own size, so where it is nearly 0 rounding decides. Hence one norm over all.
         assert relative(found, expected) < 1e-3
 
     @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -68,7 +68,7 @@ class TestAgainstTheNaiveTrainer:
         )
 
 
-class TestCuttingUp:
+class TestMicroBatches:
     @settings(max_examples=30, deadline=None)
     @given(
         name=st.sampled_from(sorted(PRESETS)),
@@ -85,10 +85,12 @@ class TestCuttingUp:
 
     def test_a_small_budget_really_cuts(self) -> None:
         groups = some_groups(0)
-        assert len(plan(groups, 20, shared_prefix=True)) > 3 * len(plan(groups, 1 << 16, shared_prefix=True))
+        assert len(plan_micro_batches(groups, 20, shared_prefix=True)) > 3 * len(
+            plan_micro_batches(groups, 1 << 16, shared_prefix=True)
+        )
 
     @pytest.mark.parametrize("kind", list(Aggregate))
-    def test_other_groups_of_the_batch_enter_the_normaliser(self, kind: Aggregate) -> None:
+    def test_other_groups_of_the_batch_enter_the_normalizer(self, kind: Aggregate) -> None:
         groups = some_groups(3)
         alone, together = (gradient(Objective(aggregate=kind), part, 999, True) for part in (groups[:1], groups))
         other = gradient(Objective(aggregate=kind), groups[1:], 999, True)
@@ -100,14 +102,14 @@ class TestCuttingUp:
 
 
 def exact_model() -> GPT2LMHeadModel:
-    """In float64 throughout, which a Llama is not: what differs by more than rounding is wrong."""
+    """A model in float64 throughout, unlike a Llama, so that any difference beyond rounding is an error."""
     torch.manual_seed(0)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64, "bos_token_id": None, "eos_token_id": None}
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, initializer_range=0.3, **sizes)).double()
 
 
 def gradient(objective: str | Objective, groups: list[Group], budget: int, shared: bool) -> torch.Tensor:
-    """As the first update has it."""
+    """The gradient of the first update."""
     if isinstance(objective, str):
         objective = PRESETS[objective].objective
     trainer = a_trainer(objective, model=exact_model(), token_budget=max(budget, 64), length_limit=LENGTH_LIMIT)
@@ -127,8 +129,8 @@ def gradient(objective: str | Objective, groups: list[Group], budget: int, share
 
 
 class TestProximal:
-    def test_at_the_first_update_policy_and_proximal_are_one(self) -> None:
-        """So one update of decoupled PPO is the update of its correction alone, whatever its clip."""
+    def test_at_the_first_update_policy_and_proximal_are_equal(self) -> None:
+        """So one update of decoupled PPO does not depend on its clip."""
         objective = PRESETS["decoupled-ppo"].objective
         groups = lagged(2)
         wide, narrow = (
@@ -148,7 +150,7 @@ class TestProximal:
         )
         assert not torch.allclose(wide, narrow)
 
-    def test_no_forward_pass_is_made_for_it(self) -> None:
+    def test_the_proximal_policy_needs_no_forward_pass(self) -> None:
         trainer, passes = a_trainer(PRESETS["tis"].objective, updates_per_batch=3), []
         trainer.policy_model.register_forward_hook(lambda *_: passes.append(1))
         trainer.train(lagged(2))
@@ -165,7 +167,7 @@ class TestReference:
         figures = [trainer.train(groups).metrics["reference_kl"] for _ in range(30)]  # type: ignore[union-attr]
         assert figures[-1] < figures[0] / 2
 
-    def test_it_is_refreshed_when_due_and_not_before(self) -> None:
+    def test_it_is_refreshed_only_when_due(self) -> None:
         trainer, groups = self.with_kl(refresh_every=2), some_groups(1)
         first = [p.clone() for p in trainer.reference.parameters()]  # type: ignore[union-attr]
         trainer.train(groups)
@@ -189,13 +191,13 @@ class TestDeterminism:
             runs.append([moved(trainer, lagged(seed)) for seed in range(3)])
         assert all(map(torch.equal, *runs))
 
-    def test_red_drop_draws_by_group_id_and_not_by_place(self) -> None:
+    def test_red_drop_draws_by_group_id_and_not_by_position(self) -> None:
         groups = some_groups(1, count=4, size=5)
         here, there = (moved(a_trainer(PRESETS["red-drop"].objective), batch) for batch in (groups, groups[::-1]))
         assert relative(there, here) < 1e-4
 
 
-def test_shrunk_advantages_take_what_is_known_of_the_prompts() -> None:
+def test_shrunk_advantages_use_the_prior_of_the_prompts() -> None:
     objective, groups = Objective(Advantage.SHRUNK), some_groups(1)
     with pytest.raises(ValueError, match="prior_B2"):
         a_trainer(objective).train(groups)
@@ -204,7 +206,7 @@ def test_shrunk_advantages_take_what_is_known_of_the_prompts() -> None:
         done = a_trainer(objective).train(groups, prior_B2=torch.tensor([[prior, 1.0]] * len(groups)))
         assert isinstance(done, Trained)
         norms.append(done.metrics["grad_norm"])
-    assert norms[1] > norms[0]  # a prompt known to be easy has little variance: its surprises weigh more
+    assert norms[1] > norms[0]  # a prompt known to be easy has little variance, so a surprise weighs more
 
 
 def test_a_loss_mask_keeps_tokens_out_of_the_gradient_but_not_out_of_the_context() -> None:
@@ -219,7 +221,7 @@ def test_a_loss_mask_keeps_tokens_out_of_the_gradient_but_not_out_of_the_context
     assert not torch.equal(*(moved(a_trainer(Objective()), batch) for batch in (groups, masked)))
 
 
-def test_training_raises_the_probability_of_what_is_rewarded() -> None:
+def test_training_raises_the_probability_of_rewarded_completions() -> None:
     trainer, groups = a_trainer(PRESETS["rec-oneside-nois"].objective, rate=1e-3), lagged(9)
     best = [max(range(4), key=lambda i, g=g: g.completions[i].score.reward) for g in groups]  # type: ignore[union-attr]
 

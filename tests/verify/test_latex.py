@@ -1,4 +1,4 @@
-"""Formulas are compared by what they are, bombs never reach sympy, and what cannot be judged is an error."""
+"""Formulas are compared by value, expensive ones never reach sympy, and an unreadable reference is an error."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ from lab.attacks.hostile_answers import EQUAL_IN_DISGUISE, PAST_THE_SCREEN, SCRE
 from offbeat.errors import TaskError
 from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks.data import rows
-from offbeat.tasks.registry import make
+from offbeat.tasks.task import make
 from offbeat.types import Score, Unscorable
 from offbeat.verify import UnreadableReference
-from offbeat.verify.latex import screened
+from offbeat.verify.latex import screen
 
 pytest.importorskip("math_verify", reason="needs offbeat[math]")
 
@@ -20,7 +20,7 @@ from offbeat.tasks.latex_math import correct, examples
 from offbeat.verify.latex import equivalent, final_formula
 
 HARMLESS = {"superscripts", "Python", "Python in text"}
-"""Refused by the parser or by comparison, at no cost: they need no screen."""
+"""The parser or the comparison refuses them at no cost, so they need no screen."""
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_a_cheat_or_a_wrong_formula_is_not_equal(answer: str, reference: str) ->
         "<answer>4</answer><answer>5</answer>",
     ],
 )
-def test_several_answers_are_no_answer(text: str) -> None:
+def test_several_different_answers_are_wrong(text: str) -> None:
     assert not equivalent(text, "5")
 
 
-def test_boxes_that_agree_are_one_answer() -> None:
+def test_boxes_with_equal_formulas_are_one_answer() -> None:
     assert equivalent(r"So \boxed{\frac12}, that is, \boxed{0.5}.", "1/2")
 
 
 @pytest.mark.parametrize("reference", ["", r"\frac{", r"\sqrt"])
-def test_a_reference_that_cannot_be_read_is_an_error_and_not_a_zero(reference: str) -> None:
+def test_an_unreadable_reference_is_an_error_and_not_a_zero(reference: str) -> None:
     with pytest.raises(UnreadableReference, match="reference answer"):
         equivalent(r"\boxed{\frac{1}{3}}", reference)
 
@@ -116,8 +116,8 @@ def test_honest_answers_get_the_right_verdict() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(SCREENED) - HARMLESS))
-def test_a_bomb_never_reaches_sympy(name: str) -> None:
-    assert screened(SCREENED[name])
+def test_an_expensive_formula_never_reaches_sympy(name: str) -> None:
+    assert screen(SCREENED[name])
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_a_bomb_never_reaches_sympy(name: str) -> None:
         "7\\text{ apples and a pear}",
     ],
 )
-def test_what_people_write_passes_the_screen(latex: str) -> None:
-    assert screened(latex) == ""
+def test_ordinary_answers_pass_the_screen(latex: str) -> None:
+    assert screen(latex) == ""
 
 
-def test_the_families_are_what_they_say() -> None:
+def test_the_families_of_hostile_answers_match_the_screen() -> None:
     assert len(hostile()) >= 60
-    assert not any(screened(answer) for answer in PAST_THE_SCREEN.values())
-    assert not any(screened(answer) for answer, _ in EQUAL_IN_DISGUISE.values())
+    assert not any(screen(answer) for answer in PAST_THE_SCREEN.values())
+    assert not any(screen(answer) for answer, _ in EQUAL_IN_DISGUISE.values())
 
 
 def test_the_formula_for_majority_votes_has_no_spaces() -> None:
@@ -179,7 +179,7 @@ def test_the_task_reads_answers_or_boxed_solutions(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_a_comparison_that_takes_too_long_has_no_score_and_the_next_one_has(tmp_path: Path) -> None:
+def test_a_comparison_that_takes_too_long_has_no_score_and_the_next_one_does(tmp_path: Path) -> None:
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"problem": "a", "answer": "5"}))
     slow, reference = EQUAL_IN_DISGUISE["a zero of sines"]

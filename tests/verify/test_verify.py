@@ -1,4 +1,4 @@
-"""A right answer is accepted however it is spelled, a wrong one never, and a dump of answers is wrong."""
+"""A right answer is accepted in any spelling, a wrong one never, and a list of guesses is wrong."""
 
 import time
 from decimal import Decimal
@@ -51,27 +51,27 @@ def test_fractions_are_equal_by_value(numerator: int, denominator: int, factor: 
 
 @MANY
 @given(st.lists(st.integers(0, 999), min_size=2, max_size=8, unique=True), st.sampled_from([" ", ", ", "\n", " or "]))
-def test_a_dump_of_answers_is_wrong_though_its_first_or_last_is_right(numbers: list[int], gap: str) -> None:
+def test_a_list_of_guesses_is_wrong_even_if_the_first_or_last_is_right(numbers: list[int], gap: str) -> None:
     dump = gap.join(map(str, numbers))
     boxes = gap.join(rf"\boxed{{{n}}}" for n in numbers)
     sentences = gap.join(f"The answer is {n}." for n in numbers)
     marks = "\n".join(f"#### {n}" for n in numbers)
     for text in (boxes, sentences, marks, rf"\boxed{{{dump}}}", f"<answer>{boxes}</answer>"):
         assert not any(numeric(text, str(n)) for n in (numbers[0], numbers[-1]))
-    if gap != "\n":  # on lines of their own, the last line is the answer, and only it
+    if gap != "\n":  # on separate lines, only the last line is the answer
         assert not any(numeric(dump, str(n)) for n in (numbers[0], numbers[-1]))
 
 
 @MANY
 @given(st.text(max_size=300), st.sampled_from(["18", "-3/4", "20%"]))
-def test_any_text_gets_a_verdict(text: str, reference: str) -> None:
+def test_any_text_is_judged_true_or_false(text: str, reference: str) -> None:
     assert numeric(text, reference) in (True, False)
     assert choice(text, "B") in (True, False)
     assert exact(text, "Paris") in (True, False)
 
 
 @pytest.mark.parametrize("text", NUMBERS)
-def test_a_cheat_scores_nothing(text: str) -> None:
+def test_a_cheat_is_wrong(text: str) -> None:
     assert not numeric(text, "18")
 
 
@@ -103,11 +103,11 @@ def test_a_cheat_scores_nothing(text: str) -> None:
         ("Answer: 1\u202f234", "1234"),
     ],
 )
-def test_what_people_write_is_understood(text: str, reference: str) -> None:
+def test_common_spellings_are_understood(text: str, reference: str) -> None:
     assert numeric(text, reference)
 
 
-def test_units_are_compared_where_both_are_known() -> None:
+def test_units_are_compared_if_both_are_known() -> None:
     assert not numeric("Answer: 5 miles", "5 km")
     assert not numeric("Answer: 18 cents", "$18")
     assert numeric("Answer: 5", "5 km") and numeric("Answer: 5 parsecs", "5 km")
@@ -117,13 +117,13 @@ def test_a_percent_sign_is_a_unit_for_large_references_and_hundredths_for_small_
     assert not numeric("Answer: 2000%", "20") and not numeric("Answer: 0.2%", "0.2")
 
 
-def test_a_tolerance_is_relative_and_off_unless_given() -> None:
+def test_the_tolerance_is_relative_and_off_by_default() -> None:
     assert not numeric("Answer: 0.333", "1/3")
     assert numeric("Answer: 0.333", "1/3", tolerance=0.01) and not numeric("Answer: 0.32", "1/3", tolerance=0.01)
 
 
 @pytest.mark.parametrize("reference", ["", "see above", "18 or 19", "9" * 50])
-def test_a_reference_that_is_no_number_is_an_error_and_not_a_zero(reference: str) -> None:
+def test_a_reference_that_is_not_a_number_is_an_error_and_not_a_zero(reference: str) -> None:
     with pytest.raises(UnreadableReference, match="reference answer"):
         numeric("Answer: 18", reference)
 
@@ -151,18 +151,18 @@ def test_a_chosen_letter_is_found(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", CHOICES)
-def test_a_cheat_chooses_nothing(text: str) -> None:
+def test_a_cheat_is_not_a_choice(text: str) -> None:
     assert not choice(text, "B")
 
 
-def test_a_reference_that_is_no_option_is_an_error() -> None:
+def test_a_reference_that_is_not_an_option_is_an_error() -> None:
     with pytest.raises(UnreadableReference, match="options ABCD"):
         choice("B", "E", options="ABCD")
     with pytest.raises(UnreadableReference, match="empty"):
         exact("B", " ")
 
 
-def test_words_are_compared_exactly_but_for_dress() -> None:
+def test_words_are_compared_exactly_except_for_markup() -> None:
     assert exact("Answer: **Paris**", "Paris") and exact("Paris.", "Paris")
     assert not exact("Answer: paris", "Paris") and not exact("Paris or Rome", "Paris") and not exact("", "Paris")
 
@@ -172,7 +172,7 @@ def test_the_number_for_majority_votes_has_one_spelling() -> None:
     assert final_number("17 or 18") is None and final_number("") is None
 
 
-def test_only_what_follows_the_thinking_counts() -> None:
+def test_only_the_text_after_the_thinking_counts() -> None:
     assert final_answers("<think>\\boxed{1}</think>\n\\boxed{2}") == ("2",)
 
 

@@ -1,4 +1,4 @@
-"""The codec gives back every bit, and refuses what it did not make."""
+"""Patches restore every bit, and damaged ones are refused."""
 
 import hypothesis.extra.numpy as npst
 import numpy as np
@@ -21,7 +21,7 @@ SPECIAL = {  # NaNs with payloads, both zeros, the smallest denormal, infinity
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[Words, Words]:
-    """Two states of a tensor: any width, any bits, from nothing changed to everything."""
+    """Generate two states of a tensor: any width, any bits, from nothing changed to everything."""
     width = draw(st.sampled_from([1, 2, 4, 8]))
     dtype = np.dtype(f"<u{width}")
     size = draw(st.integers(0, 300))
@@ -31,7 +31,7 @@ def pairs(draw: st.DrawFn) -> tuple[Words, Words]:
     share = draw(st.sampled_from([0.0, 0.004, 0.1, 0.5, 0.9, 1.0]))
     where = np.random.default_rng(draw(st.integers(0, 2**32))).random(size) < share
     if draw(st.booleans()):
-        new[where] += dtype.type(1)  # one unit in the last place, as training does it
+        new[where] += dtype.type(1)  # one unit in the last place, as in training
     else:
         new[where] = draw(npst.arrays(dtype, int(where.sum()), elements=elements, fill=st.nothing()))
     return base, new
@@ -57,7 +57,7 @@ def test_every_bit_survives_the_round_trip(pair: tuple[Words, Words], chunk: int
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (4, 3, 2)])
-def test_every_dtype_and_shape_becomes_bits_and_a_tensor_again(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_every_dtype_and_shape_survives_conversion_to_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     raw = torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8)  # valid for bool too
     tensor = raw.flatten().view(dtype).reshape(shape)
     bits = Bits.of(tensor)
@@ -67,7 +67,7 @@ def test_every_dtype_and_shape_becomes_bits_and_a_tensor_again(dtype: torch.dtyp
     assert Bits.of(back).raw() == bits.raw() and Bits.of(back).fingerprint() == bits.fingerprint()
 
 
-def test_a_transposed_tensor_is_taken_in_the_order_of_its_elements() -> None:
+def test_a_transposed_tensor_keeps_its_element_order() -> None:
     tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     assert Bits.of(tensor.T).tensor().tolist() == tensor.T.tolist()
 
@@ -88,7 +88,7 @@ def test_changes_by_one_unit_in_the_last_place_cost_less_than_two_bytes_each() -
     assert 3500 < changed < 4500 and len(blocks) < 2 * changed
 
 
-def test_what_changed_beyond_recognition_is_stored_dense_and_never_much_larger_than_raw() -> None:
+def test_a_completely_changed_tensor_is_stored_dense_and_never_much_larger_than_raw() -> None:
     rng = np.random.default_rng(0)
     base, new = rng.integers(0, 2**16, (2, 200_000), np.uint16)
     assert len(encode(base, new)[0]) < 1.01 * new.nbytes
@@ -98,9 +98,7 @@ def test_what_changed_beyond_recognition_is_stored_dense_and_never_much_larger_t
 
 @settings(max_examples=300)
 @given(pairs(), st.data())
-def test_blocks_that_were_cut_lengthened_or_altered_never_write_outside_the_tensor_or_crash(
-    pair: tuple[Words, Words], data: st.DataObject
-) -> None:
+def test_damaged_blocks_never_write_outside_the_tensor_or_crash(pair: tuple[Words, Words], data: st.DataObject) -> None:
     base, new = pair
     blocks = bytearray(encode(base, new)[0])
     if not blocks:
@@ -119,6 +117,6 @@ def test_blocks_that_were_cut_lengthened_or_altered_never_write_outside_the_tens
         apply(guarded[: base.size], broken)
     except DamagedFile:
         pass
-    else:  # an altered difference decodes: only the file's sha256 can tell, and it is checked before
+    else:  # an altered difference still decodes; only the file's sha256 detects it, and that is checked first
         assert how == "alter"
     assert not guarded[base.size :].any()

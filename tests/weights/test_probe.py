@@ -1,4 +1,4 @@
-"""Probes survive their manifest exactly, and broken ones are refused."""
+"""Probes survive JSON exactly, and broken ones are refused."""
 
 import json
 import math
@@ -31,12 +31,12 @@ def test_a_probe_that_proves_nothing_is_refused(sequences: list, logprobs: list)
 
 
 @pytest.mark.parametrize("data", [None, 3, {}, {"sequences": [[1, 2]]}, {"sequences": 3, "logprobs": []}])
-def test_what_is_no_probe_is_refused(data: object) -> None:
+def test_other_json_is_refused(data: object) -> None:
     with pytest.raises(ProbeError):
         Probe.from_json(data)  # type: ignore[arg-type]
 
 
-def test_sequences_are_fixed_by_the_seed_and_hold_real_text_and_random_tokens() -> None:
+def test_the_seed_determines_the_sequences_which_are_real_text_and_random_tokens() -> None:
     texts = [[5, 6, 7], [8] * 100, [9]]
     first = probe_sequences(texts, vocab_size=32, seed=3)
     assert first == probe_sequences(texts, vocab_size=32, seed=3) != probe_sequences(texts, vocab_size=32, seed=4)

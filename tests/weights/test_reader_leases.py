@@ -1,4 +1,4 @@
-"""Retention respects whoever still needs a version: readers by their leases, checkpoints by their pins."""
+"""Retention keeps the versions that are still needed: by readers with leases, and by checkpoints with pins."""
 
 import os
 import time
@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from lab.fixtures.weights import equals, made
+from lab.fixtures.weights import is_state, make_state
 from offbeat.errors import VersionMissing
+from offbeat.storage.local import LocalStore
 from offbeat.storage.object_store import ObjectStore
-from offbeat.storage.store import LocalStore, Store
+from offbeat.storage.store import Store
 from offbeat.weights import retention as leases
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
@@ -18,16 +19,16 @@ from offbeat.weights.subscriber import Subscription
 
 def publish(log: WeightLog, *versions: int) -> None:
     for version in versions:
-        log.publish(version, made(version).items())
+        log.publish(version, make_state(version).items())
 
 
 def loadable(store: Store, version: int) -> bool:
     with Subscription(store, "examiner") as reader:
-        return equals(dict(reader.fetch(version)), version)
+        return is_state(dict(reader.fetch(version)), version)
 
 
 @pytest.mark.parametrize("kind", ["local", "object"])
-def test_retention_keeps_the_newest_what_is_pinned_and_what_is_read(kind: str, tmp_path: Path) -> None:
+def test_retention_keeps_newest_pinned_and_leased_versions(kind: str, tmp_path: Path) -> None:
     store: Store = LocalStore(tmp_path)
     if kind == "object":
         store = ObjectStore("s3://b/log", fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "b/log")
@@ -38,18 +39,18 @@ def test_retention_keeps_the_newest_what_is_pinned_and_what_is_read(kind: str, t
         log.pin(4, "checkpoint 4")
         publish(log, *range(6, 12))
         assert log.versions() == (0, 1, 2, 3, 4, 9, 10, 11)
-        assert equals(dict(slow.fetch(2, from_anchor=True)), 2)
+        assert is_state(dict(slow.fetch(2, from_anchor=True)), 2)
         assert all(loadable(store, version) for version in log.versions())
         log.unpin(4, "checkpoint 4")
         slow.fetch(11)
         publish(log, 12)
         assert log.versions() == (9, 10, 11, 12)
-        assert len(store.names("data")) == 6
+        assert len(store.list_names("data")) == 6
         with pytest.raises(VersionMissing, match="cannot be pinned"):
             log.pin(4, "too late")
 
 
-def test_a_reader_that_died_is_forgotten_and_one_that_cannot_be_understood_is_not(tmp_path: Path) -> None:
+def test_a_dead_readers_lease_expires_and_an_unreadable_lease_keeps_everything(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     with WeightLog.open(tmp_path, anchor_every=1, keep=1) as log:
         publish(log, 0)

@@ -1,4 +1,4 @@
-"""Whatever may go, nothing that is needed goes, and no kill in between breaks what is left."""
+"""Retention removes no version that is needed, and a kill between two removals breaks no chain."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from offbeat.weights.retention import chain, removable
 
 @st.composite
 def logs(draw: st.DrawFn) -> dict[int, int | None]:
-    """Versions with growing numbers, each an anchor or resting on the one before."""
+    """Generate versions with growing numbers, each an anchor or based on the previous one."""
     numbers = sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=25)))
     anchors = [True] + [draw(st.booleans()) for _ in numbers[1:]]
     before = [None, *numbers[:-1]]
@@ -16,7 +16,7 @@ def logs(draw: st.DrawFn) -> dict[int, int | None]:
 
 
 @given(logs(), st.integers(1, 30), st.sets(st.integers(0, 60), max_size=4))
-def test_what_is_kept_can_be_loaded_after_every_single_removal(
+def test_kept_versions_can_be_loaded_after_every_single_removal(
     bases: dict[int, int | None], keep: int, needed: set[int]
 ) -> None:
     left = set(bases)
@@ -28,7 +28,7 @@ def test_what_is_kept_can_be_loaded_after_every_single_removal(
 
 
 @given(logs(), st.integers(1, 30), st.sets(st.integers(0, 60), max_size=4))
-def test_nothing_stays_without_a_reason(bases: dict[int, int | None], keep: int, needed: set[int]) -> None:
+def test_no_version_is_kept_without_a_reason(bases: dict[int, int | None], keep: int, needed: set[int]) -> None:
     left = bases.keys() - removable(bases, keep, needed)
     wanted = {*sorted(bases)[-keep:], *(needed & bases.keys())}
     assert left == {link for version in wanted for link in chain(version, bases)}

@@ -1,4 +1,4 @@
-"""Broken files, SIGKILL at every step and many readers, for real: the lab's torture in its short form."""
+"""Damaged files, a real SIGKILL at every step, and many readers: the short form of lab/torture/weights.py."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ def torture(what: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT).stdout
 
 
-def test_no_broken_file_is_accepted() -> None:
+def test_no_damaged_file_is_accepted() -> None:
     [figure] = mutants(140, seed=7)
     assert figure.holds and figure.measured == 0 and figure.n == 140
 
@@ -33,9 +33,9 @@ def test_a_publisher_killed_at_any_write_or_rename_leaves_a_log_without_mixtures
 
 
 @pytest.mark.engine
-def test_late_joiners_and_killed_readers_arrive_and_cost_the_publisher_nothing() -> None:
+def test_late_joiners_and_killed_readers_cost_the_publisher_nothing() -> None:
     said = torture("fanout")
     assert "end with the last version: 8 of 8 readers" in said, said
-    # Time depends on who else uses the machine; the number of calls does not.
+    # Times depend on the load of the machine; the number of calls does not.
     calls = re.search(r"write calls (\S+) and (\S+), read calls (\S+) and (\S+);", said)
     assert calls and calls[1] == calls[2] and calls[3] == calls[4], said

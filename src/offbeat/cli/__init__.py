@@ -1,1 +1,8 @@
-"""The command line: one thin file per command. `--help` imports nothing heavy."""
+"""The command line: `main.py` collects the commands, and `--help` imports nothing heavy.
+
+start      quickstart.py, init.py, check.py (also `--set`), doctor.py, explain.py (also `objectives`)
+train      train.py (also `resume`), worker.py, eval_.py, export.py
+data       import_.py, log.py, score.py
+look       report.py, view.py
+shared     task_option.py (`--task`, `--tokenizer`, stored groups as text), terminal.py (printable text, errors)
+"""

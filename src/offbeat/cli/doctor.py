@@ -1,4 +1,4 @@
-"""`offbeat doctor`: what works here, what does not, and the command that mends it."""
+"""`offbeat doctor`: what works on this machine, what does not, and the command that fixes it."""
 
 from typing import Annotated
 
@@ -8,16 +8,16 @@ from offbeat.cli.terminal import printable
 
 
 def doctor(
-    engine: Annotated[bool, typer.Option("--engine", help="Start vLLM too and test it: half a minute")] = False,
+    engine: Annotated[bool, typer.Option("--engine", help="Also start vLLM and test it; takes half a minute")] = False,
 ) -> None:
-    """Look at versions, extras, engines, sandbox and Ray; each lack with its cure: `offbeat doctor --engine`."""
-    from offbeat.check.doctor import FindingState, look
+    """Check versions, extras, engines, sandbox and Ray, and show how to fix problems: `offbeat doctor --engine`."""
+    from offbeat.preflight.doctor import FindingState, diagnose
 
-    ill = absent = 0
-    for finding in look(engine=engine):
+    broken = missing = 0
+    for finding in diagnose(engine=engine):
         typer.echo(printable(str(finding)))
-        ill += finding.state is FindingState.ILL
-        absent += finding.state is FindingState.ABSENT
-    typer.echo(f"{ill} ill, {absent} absent; what is absent is missed only by who wants to use it")
-    if ill:
+        broken += finding.state is FindingState.BROKEN
+        missing += finding.state is FindingState.MISSING
+    typer.echo(f"{broken} broken, {missing} missing; missing parts are needed only for the features they name")
+    if broken:
         raise typer.Exit(1)

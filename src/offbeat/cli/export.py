@@ -1,4 +1,4 @@
-"""`offbeat export`: a checkpoint as a plain Hugging Face directory."""
+"""`offbeat export`: write a checkpoint as a Hugging Face model directory."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,16 +9,18 @@ from offbeat.cli.terminal import plain_errors, printable
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's directory, or a run's: then its newest one")],
-    out: Annotated[Path, typer.Argument(help="A directory that does not exist yet, or is empty")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint directory, or a run directory to export its newest checkpoint")
+    ],
+    out: Annotated[Path, typer.Argument(help="The directory to write; must be new or empty")],
     dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], typer.Option(help="What the weights are rounded to")
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="The type the weights are rounded to")
     ] = "bfloat16",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Where tokenizer files are; `tokenizer` in the run's directory unless given")
+        Path | None, typer.Option(help="Directory of the tokenizer; default: `tokenizer` in the run directory")
     ] = None,
 ) -> None:
-    """Write the policy for transformers, vLLM and others: `offbeat export runs/one out`.
+    """Write the policy model for transformers, vLLM and others: `offbeat export runs/one out`.
 
     Every byte of the checkpoint is verified first.
     """
@@ -29,4 +31,4 @@ def export(
     dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
     with plain_errors():
         made = write(checkpoint, out, dtype=dtypes[dtype], tokenizer=tokenizer)
-    typer.echo(f"step {made.step} of {printable(str(made.folder))} in {dtype}: {printable(str(out))}")
+    typer.echo(f"step {made.step} of {printable(str(made.folder))} written in {dtype} to {printable(str(out))}")

@@ -1,4 +1,4 @@
-"""`offbeat log`: look into an experience log. Nothing here changes one."""
+"""`offbeat log`: inspect an experience log. No command here changes it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,19 +12,19 @@ from offbeat.cli.task_option import load_tokenizer
 from offbeat.cli.terminal import plain_errors, printable, require_log
 
 if TYPE_CHECKING:
+    from offbeat.experience.ledger import GroupTotals
     from offbeat.experience.reader import LogReader
-    from offbeat.experience.stats import Share
     from offbeat.types import Completion, Group
 
-log = typer.Typer(help="Look into an experience log.", no_args_is_help=True)
+log = typer.Typer(help="Inspect an experience log.", no_args_is_help=True)
 
-Where = Annotated[str, typer.Argument(metavar="LOG", help="A path or an object store's URI")]
-SHOWN = 64
-"""Token ids shown of a completion, where there is no tokenizer."""
+LogUri = Annotated[str, typer.Argument(metavar="LOG", help="The experience log: a path or an object store URI")]
+MAX_TOKENS = 64
+"""Token ids shown of a completion if there is no tokenizer."""
 
 
 @contextmanager
-def _reading(uri: str) -> "Iterator[LogReader]":
+def _open_log(uri: str) -> "Iterator[LogReader]":
     from offbeat.experience.reader import LogReader
     from offbeat.experience.schema import Tables
 
@@ -34,107 +34,99 @@ def _reading(uri: str) -> "Iterator[LogReader]":
 
 
 @log.command()
-def stats(place: Where) -> None:
-    """What a log holds, in numbers: `offbeat log stats runs/one/experience`."""
-    from offbeat.experience.stats import stats_of
-
-    with _reading(place) as reader:
-        found = stats_of(reader)
+def stats(uri: LogUri) -> None:
+    """Count the groups, completions and tokens in a log: `offbeat log stats runs/one/experience`."""
+    with _open_log(uri) as reader:
+        found = reader.stats()
     size = "unknown" if found.bytes_on_disk is None else f"{found.bytes_on_disk / 1e6:.1f} MB"
     typer.echo(f"{found.all}")
     typer.echo(f"{found.tokens} tokens, {size} on disk, {found.late_scores} late scores")
-    typer.echo(f"{found.all.completions - found.all.scored} completions without a reward; {found.unripe} groups unripe")
-    _shares("task", found.tasks)
-    _shares("source", found.sources)
-    _shares("oldest version", found.versions)
+    unscored = found.all.completions - found.all.scored
+    typer.echo(f"{unscored} completions without a reward; {found.unripe} groups wait for feedback")
+    _print_totals("task", found.tasks)
+    _print_totals("source", found.sources)
+    _print_totals("oldest version", found.versions)
     typer.echo(f"quarantined: {sum(found.quarantined.values())}")
     for reason, count in found.quarantined.items():
         typer.echo(f"  {printable(reason)}: {count}")
 
 
-def _shares(by: str, shares: "Mapping[str, Share]") -> None:
+def _print_totals(by: str, totals: "Mapping[str, GroupTotals]") -> None:
     typer.echo(f"by {by}:")
-    for name, share in shares.items():
-        typer.echo(f"  {printable(name)}: {share}")
+    for name, total in totals.items():
+        typer.echo(f"  {printable(name)}: {total}")
 
 
 @log.command()
-def fates(place: Where) -> None:
-    """What became of every group; fails if one is unaccounted for: `offbeat log fates runs/one/experience`."""
+def fates(uri: LogUri) -> None:
+    """Count groups by fate, and fail if the ledger does not balance: `offbeat log fates runs/one/experience`."""
     from offbeat.errors import ConservationError
 
-    with _reading(place) as reader:
+    with _open_log(uri) as reader:
         ledger = reader.ledger()
     typer.echo(str(ledger))
-    typer.echo(f"trained on {ledger.uses} times in all, replays included")
-    typer.echo(f"{ledger.repeated} repeated rows left out, {ledger.conflicts} of them with other content")
+    typer.echo(f"{ledger.uses} uses in training, including replays")
+    typer.echo(f"{ledger.repeated} repeated rows ignored, {ledger.conflicts} of them with different content")
     try:
         ledger.check()
     except ConservationError as error:
-        typer.echo(printable(f"the books do not balance: {error}"), err=True)
+        typer.echo(printable(f"the ledger does not balance: {error}"), err=True)
         raise typer.Exit(1) from error
 
 
 @log.command()
 def show(
-    place: Where,
-    group: Annotated[str | None, typer.Argument(help="A group's id; left out, the first few are shown")] = None,
-    first: Annotated[int, typer.Option(help="How many, where no id is given")] = 3,
+    uri: LogUri,
+    group: Annotated[str | None, typer.Argument(help="The id of a group; default: the first groups")] = None,
+    first: Annotated[int, typer.Option(help="How many groups to show if no id is given")] = 3,
     tokenizer: Annotated[Path | None, typer.Option(help="Directory of a tokenizer, to show text")] = None,
 ) -> None:
-    """Groups for people to read: `offbeat log show runs/one/experience --first 1 --tokenizer my-model`."""
+    """Show groups as text: `offbeat log show runs/one/experience --first 1 --tokenizer my-model`."""
     loaded = load_tokenizer(tokenizer) if tokenizer else None
 
-    def words(token_ids: list[int]) -> str:
+    def decode(token_ids: list[int]) -> str:
         if loaded is not None:
             return str(loaded.decode(token_ids, skip_special_tokens=False))
-        more = f" … {len(token_ids) - SHOWN} more" if len(token_ids) > SHOWN else ""
-        return " ".join(map(str, token_ids[:SHOWN])) + more
+        more = f" … {len(token_ids) - MAX_TOKENS} more" if len(token_ids) > MAX_TOKENS else ""
+        return " ".join(map(str, token_ids[:MAX_TOKENS])) + more
 
-    with _reading(place) as reader:
+    with _open_log(uri) as reader:
         for one in reader.read([group]) if group else islice(reader.groups(at_once=max(1, first)), first):
-            _show(one, _fate(reader, one.id), words)
+            _print_group(one, _fate(reader, one.id), decode)
 
 
 def _fate(reader: "LogReader", group_id: str) -> str:
     from offbeat.experience.ledger import LedgerEvent, LedgerEventKind, settle
+    from offbeat.reports.groups import describe_fate
 
     columns = ["group_id", "event", "step", "cause", "by"]
-    named = group_id.replace("'", "''")
+    quoted = group_id.replace("'", "''")
     rows = reader.tables.events.scan(
-        0, reader.snapshot().events, columns, f"group_id = '{named}' OR event = '{LedgerEventKind.REWOUND}'"
+        0, reader.snapshot().events, columns, f"group_id = '{quoted}' OR event = '{LedgerEventKind.REWOUND}'"
     )
     events = [
         LedgerEvent(name, LedgerEventKind(event), step, cause, by)
         for name, event, step, cause, by in zip(*(rows[column].to_pylist() for column in columns), strict=True)
     ]
-    fate = settle([group_id], events).fates[group_id]
-    steps = f" at steps {', '.join(map(str, fate.steps))}" if fate.steps else ""
-    return f"{fate.fate.value}{steps}" + (f" ({fate.cause})" if fate.cause else "")
+    return describe_fate(settle([group_id], events).fates[group_id])
 
 
-def _show(group: "Group", fate: str, words: Callable[[list[int]], str]) -> None:
+def _print_group(group: "Group", fate: str, decode: Callable[[list[int]], str]) -> None:
     prompt = group.prompt
     typer.echo(printable(f"group {group.id}  task {prompt.task}  prompt {prompt.id}  {fate}"))
-    typer.echo(_indented(words(prompt.token_ids.tolist())))
+    typer.echo(_indent(decode(prompt.token_ids.tolist())))
     for name, value in prompt.columns.items():
-        typer.echo(_indented(f"{name} = {value}"))
+        typer.echo(_indent(f"{name} = {value}"))
     for completion in group.completions:
-        typer.echo(printable(f"  {completion.id}  {_facts(completion)}"))
-        typer.echo(_indented(words(completion.token_ids.tolist()), "      "))
+        typer.echo(printable(f"  {completion.id}  {_describe(completion)}"))
+        typer.echo(_indent(decode(completion.token_ids.tolist()), "      "))
 
 
-def _facts(completion: "Completion") -> str:
-    from offbeat.types import UNKNOWN, Score, Unscorable
+def _describe(completion: "Completion") -> str:
+    from offbeat.reports.groups import describe_score
+    from offbeat.types import UNKNOWN, Score
 
-    match completion.score:
-        case Score(reward, breakdown):
-            parts = ", ".join(f"{name} {part:g}" for name, part in breakdown.items())
-            score = f"reward {reward:g}" + (f" ({parts})" if parts else "")
-        case Unscorable(reason, detail):
-            score = f"unscorable: {reason} {detail}".rstrip()
-        case None:
-            score = "feedback awaited"
+    score = ("reward " if isinstance(completion.score, Score) else "") + describe_score(completion.score)
     spans = ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in completion.versions)
     logprobs = completion.behavior_logprobs
     known = "log-probs unknown" if logprobs is UNKNOWN else f"mean log-prob {logprobs.mean():.3f}"
@@ -142,21 +134,21 @@ def _facts(completion: "Completion") -> str:
     return "  ".join(filter(None, [score, completion.source, spans, length, known]))
 
 
-def _indented(text: str, margin: str = "    ") -> str:
+def _indent(text: str, margin: str = "    ") -> str:
     return "\n".join(margin + line for line in printable(text).split("\n"))
 
 
 @log.command()
 def export(
-    place: Where,
-    file: Annotated[Path, typer.Argument(help="A new file: .jsonl or .parquet")],
+    uri: LogUri,
+    file: Annotated[Path, typer.Argument(help="The file to write, .jsonl or .parquet; must not exist yet")],
 ) -> None:
-    """One row per completion, late scores in place: `offbeat log export runs/one/experience groups.parquet`.
+    """Write one row per completion, with late scores applied: `offbeat log export runs/one/experience groups.parquet`.
 
-    `offbeat import` takes the file as it is and gives the same groups.
+    `offbeat import` reads this file without further options and creates the same groups.
     """
     from offbeat.experience.importing.rows_out import export as write
 
-    with _reading(place) as reader:
+    with _open_log(uri) as reader:
         count = write(reader.groups(), file)
     typer.echo(f"{count} groups written to {file}")

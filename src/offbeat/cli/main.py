@@ -18,43 +18,27 @@ from offbeat.cli.score import score
 from offbeat.cli.train import resume, train
 from offbeat.cli.view import view
 from offbeat.cli.worker import worker
-from offbeat.imports import EXTRAS, command
+from offbeat.imports import EXTRAS, install_command
 
 app = typer.Typer(
-    help="Off-policy group-relative RL for language models: sync rarely, reuse everything, know when it is safe.",
+    help="Off-policy group-relative RL for language models: sync rarely, reuse rollouts, and know when that is safe.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(quickstart)
-app.command()(init)
-app.command()(check)
-app.command()(doctor)
-app.command()(objectives)
-app.command()(explain)
-app.command("import")(import_)
-app.command("eval")(eval_)
-app.command()(score)
-app.command()(train)
-app.command()(resume)
-app.command()(export)
-app.command()(report)
-app.command()(view)
-app.command()(worker)
+_START = (quickstart, init, check, doctor, objectives, explain)
+_WORK = (import_, eval_, score, train, resume, export, report, view, worker)
+for command in _START + _WORK:  # in the order of `offbeat --help`
+    app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(log, name="log")
 
 
-@app.callback()
-def _root() -> None:
-    """Keeps commands named even while there is only one."""
-
-
 def main() -> None:
-    """Run the command line; a missing extra ends in the command that installs it."""
+    """Run the command line. If an extra is missing, print the command that installs it."""
     try:
         app()
     except ModuleNotFoundError as missing:
         extra = EXTRAS.get((missing.name or "").split(".")[0])
         if extra is None:
             raise
-        sys.exit(f"this command needs {missing.name}, which is not installed: {command(extra)}")
+        sys.exit(f"this command needs {missing.name}, which is not installed: {install_command(extra)}")

@@ -1,4 +1,4 @@
-"""`offbeat quickstart`: from nothing to a trained model and its report, without data, account or GPU."""
+"""`offbeat quickstart`: train a tiny model and write its report, without data, account or GPU."""
 
 import re
 from pathlib import Path
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Where model, configuration, run and report go")] = Path("runs/quickstart"),
-    steps: Annotated[int | None, typer.Option(min=1, help="Of training; the recipe's unless given")] = None,
+    out: Annotated[Path, typer.Option(help="Directory for model, run and report")] = Path("runs/quickstart"),
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: as in the recipe")] = None,
 ) -> None:
-    """Make a tiny model, train it off-policy, write the report: `offbeat quickstart`. About a minute on two cores."""
+    """Make a tiny model, train it off-policy and write a report: `offbeat quickstart`. Takes a minute on two cores."""
     import torch
     from transformers.utils.logging import disable_progress_bar
 
@@ -27,8 +27,8 @@ def quickstart(
     from offbeat.run.directory import RunDirectory
     from offbeat.run.quickstart import make_model
 
-    disable_progress_bar()  # for a model of a few files it only flickers
-    torch.set_num_threads(1)  # matrices this small gain nothing from a second core
+    disable_progress_bar()  # it only flickers for a model this small
+    torch.set_num_threads(1)  # a second core does not speed up matrices this small
     directory = RunDirectory(out / "run")
     file = _write_configuration(out)
     config = load(file, [f"steps={steps}"] if steps else [])
@@ -37,7 +37,7 @@ def quickstart(
     except RunError as error:
         typer.echo(printable(f"{error} with --out"), err=True)
         raise typer.Exit(2) from error
-    typer.echo("1. a model: 0.1 M parameters that have read one-digit sums, six in ten of them wrong")
+    typer.echo("1. a model: 0.1 M parameters, pre-trained on one-digit sums of which six in ten are wrong")
     make_model(out / "model", say=lambda line: typer.echo(f"   {line}"))
     typer.echo(f"2. off-policy training: {config.plan}")
     drive(config, directory)
@@ -45,14 +45,14 @@ def quickstart(
     _report(directory, out / "report.html")
     typer.echo(
         f"\nlook at the answers    offbeat view {directory.path}\n"
-        f"understand a number    offbeat explain drift_tv_token\n"
-        f"always fresh answers   offbeat train {file} --set sync.every=1 --out {out / 'fresh'}\n"
-        "other beginnings       offbeat init"
+        f"understand a metric    offbeat explain drift_tv_token\n"
+        f"train on-policy        offbeat train {file} --set sync.every=1 --out {out / 'fresh'}\n"
+        "other recipes          offbeat init"
     )
 
 
 def _write_configuration(out: Path) -> Path:
-    """The recipe, with the model where it is going to be."""
+    """Write the recipe with the path of the model."""
     out.mkdir(parents=True, exist_ok=True)
     recipe = re.sub(r'^path = ".*"$', f"path = '{out / 'model'}'", recipes()["quickstart"], flags=re.MULTILINE)
     file = out / "quickstart.toml"
@@ -61,24 +61,25 @@ def _write_configuration(out: Path) -> Path:
 
 
 def _result(directory: "RunDirectory") -> str:
+    from offbeat.events import EventKind
     from offbeat.run.journal import read
 
     events = list(read(directory.events))
-    rates = [cast("list[float]", event["pass@1"])[0] for event in events if event["kind"] == "evaluated"]
-    published = sum(event["kind"] == "published" for event in events) - 1
+    rates = [cast("list[float]", event["pass@1"])[0] for event in events if event["kind"] == EventKind.EVALUATED]
+    published = sum(event["kind"] == EventKind.PUBLISHED for event in events) - 1
     if len(rates) < 2:
-        return f"too few steps to say how much was learned, {published} publishes"
+        return f"too few steps to measure learning, {published} publishes"
     return f"pass rate {rates[0]:.2f} -> {rates[-1]:.2f} with {published} publishes"
 
 
 def _report(directory: "RunDirectory", out: Path) -> None:
-    """The report, where what draws it is installed."""
-    from offbeat.imports import command, missing
+    """Write the report if jinja2 is installed."""
+    from offbeat.imports import install_command, missing_modules
 
-    if absent := missing(["jinja2"]):
-        typer.echo(f"   no report: {absent[0]} is not installed: {command('report')}")
+    if missing := missing_modules(["jinja2"]):
+        typer.echo(f"   no report: {missing[0]} is not installed; install it with: {install_command('report')}")
         return
-    from offbeat.report.page import write_report
+    from offbeat.reports.page import write_report
 
     write_report([directory.path], out)
     typer.echo(f"   report: {out}")

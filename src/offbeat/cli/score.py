@@ -1,4 +1,4 @@
-"""`offbeat score`: score stored completions again, and see what changed."""
+"""`offbeat score`: score stored completions again and show what changes."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.task_option import (
-    Settings,
-    Stored,
-    TaskName,
-    TokenizerDirectory,
-    Workers,
-    make_task,
-)
+from offbeat.cli.task_option import Settings, StoredGroups, TaskName, TokenizerDirectory, Workers, make_task
 from offbeat.cli.terminal import plain_errors, printable, require_log
 
 if TYPE_CHECKING:
@@ -24,40 +17,42 @@ if TYPE_CHECKING:
     from offbeat.scoring.pool import Outcome, ScoringPool
     from offbeat.types import Completion, Group
 
-AHEAD = 512
-"""Completions in the pool at a time."""
-SHOWN = 8
+MAX_IN_POOL = 512
+"""Completions in the scoring pool at a time."""
+MAX_PRINTED = 8
 """Changed completions that are printed."""
 
 
 @dataclass
-class Changes:
-    """Completions by what became of their score."""
+class ScoreChanges:
+    """Counts of completions by score before and after, and the completions whose score changes."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(before, now) → how many."""
+    """Number of completions by (before, after)."""
     differing: "list[tuple[Group, Completion, Outcome]]" = field(default_factory=list)
 
     def add(self, group: "Group", completion: "Completion", now: "Outcome") -> None:
-        """One completion, scored again."""
-        self.counts[_word(completion.score), _word(now)] += 1
-        if _word(completion.score) != _word(now):
+        self.counts[_label(completion.score), _label(now)] += 1
+        if _label(completion.score) != _label(now):
             self.differing.append((group, completion, now))
 
 
 def score(
-    log: Annotated[str, typer.Argument(metavar="LOG", help="An experience log")],
+    log: Annotated[str, typer.Argument(metavar="LOG", help="The experience log: a path or an object store URI")],
     task: TaskName,
     settings: Settings = None,
     tokenizer: TokenizerDirectory = None,
-    write: Annotated[bool, typer.Option("--write", help="Append what changed as late scores")] = False,
-    max_failures: Annotated[float, typer.Option(min=0, max=1, help="Stop above this share without a score")] = 0.25,
+    write: Annotated[bool, typer.Option("--write", help="Append the changed scores to the log as late scores")] = False,
+    max_failures: Annotated[
+        float, typer.Option(min=0, max=1, help="Stop if more than this share cannot be scored")
+    ] = 0.25,
     workers: Workers = 2,
 ) -> None:
-    """Score stored completions again and show what changed: `offbeat score runs/one/experience --task gsm8k`.
+    """Score stored completions again and show what changes: `offbeat score runs/one/experience --task gsm8k`.
 
-    With --write the new scores are appended as late feedback: they count from then on, and the first ones stay in the
-    log. A completion that had a score and cannot be scored now keeps its score.
+    With --write the new scores are appended as late feedback: they replace the earlier ones, which stay in the log.
+
+    A completion that has a score but cannot be scored now keeps its score.
     """
     from offbeat.experience.log import ExperienceLog
     from offbeat.scoring.pool import ScoringPool
@@ -65,69 +60,67 @@ def score(
 
     chosen = make_task(task, settings)
     require_log(log)
-    changes = Changes()
+    changes = ScoreChanges()
     with plain_errors(), ExperienceLog.open(log) as opened:
-        stored = Stored(opened, log, chosen, tokenizer)
+        stored = StoredGroups(opened, log, chosen, tokenizer)
         with ScoringPool.of(chosen, workers=workers, limit=FailureLimit(share=max_failures)) as pool:
-            for group, completion, now in _again(stored, pool):
+            for group, completion, now in _score_all(stored, pool):
                 changes.add(group, completion, now)
             slowest = pool.report().slowest[:3]
-        _print(changes)
+        _print_changes(changes)
         typer.echo("slowest:\n" + "\n".join(printable(f"  {entry}") for entry in slowest))
         if write:
-            typer.echo(f"{_write(opened, changes, chosen.name)} late scores appended")
+            typer.echo(f"{_append(opened, changes, chosen.name)} late scores appended")
         elif changes.differing:
-            typer.echo("nothing was written; --write appends what changed")
+            typer.echo("nothing was written; --write appends the changed scores")
 
 
-def _again(stored: Stored, pool: "ScoringPool") -> "Iterator[tuple[Group, Completion, Outcome]]":
-    """Every completion with its new outcome, in stored order, a bounded number of them in the pool."""
-    ahead: deque[tuple[Group, Completion, Future[Outcome]]] = deque()
+def _score_all(stored: StoredGroups, pool: "ScoringPool") -> "Iterator[tuple[Group, Completion, Outcome]]":
+    """Yield every completion with its new outcome, in stored order."""
+    pending: deque[tuple[Group, Completion, Future[Outcome]]] = deque()
     for group in stored.groups():
         for completion in group.completions:
             future = pool.score(stored.text(completion), group.prompt.columns, of=completion.id)
-            ahead.append((group, completion, future))
-            if len(ahead) > AHEAD:
-                yield _settled(*ahead.popleft())
-    while ahead:
-        yield _settled(*ahead.popleft())
+            pending.append((group, completion, future))
+            if len(pending) > MAX_IN_POOL:
+                yield _wait(*pending.popleft())
+    while pending:
+        yield _wait(*pending.popleft())
 
 
-def _settled(
-    group: "Group", completion: "Completion", future: "Future[Outcome]"
-) -> "tuple[Group, Completion, Outcome]":
-    return group, completion, future.result(timeout=600.0)  # far beyond what the pool's own deadlines allow
+def _wait(group: "Group", completion: "Completion", future: "Future[Outcome]") -> "tuple[Group, Completion, Outcome]":
+    return group, completion, future.result(timeout=600.0)  # the pool's own deadlines are much shorter
 
 
-def _word(outcome: "Outcome | None") -> str:
+def _label(outcome: "Outcome | None") -> str:
     from offbeat.types import Unscorable
 
     if outcome is None:
-        return "awaited"
+        return "waiting"
     return f"unscorable ({outcome.reason})" if isinstance(outcome, Unscorable) else f"{outcome.reward:.6g}"
 
 
-def _print(changes: Changes) -> None:
+def _print_changes(changes: ScoreChanges) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from offbeat.types import Unscorable
 
-    table = Table("before", "now", "completions")
+    table = Table("before", "after", "completions")
     for (before, after), count in sorted(changes.counts.items()):
         if before != after:
             table.add_row(before, after, str(count))
     same = sum(count for (before, after), count in changes.counts.items() if before == after)
-    table.add_row("as before", "unchanged", str(same))
+    table.add_row("unchanged", "", str(same))
     Console().print(table)
-    for group, completion, now in changes.differing[:SHOWN]:
+    for group, completion, now in changes.differing[:MAX_PRINTED]:
         why = f" ({now.detail})" if isinstance(now, Unscorable) else ""
-        typer.echo(printable(f"  {group.id} {completion.id}: {_word(completion.score)} → {_word(now)}{why}"))
-    if len(changes.differing) > SHOWN:
-        typer.echo(f"  … and {len(changes.differing) - SHOWN} more")
+        typer.echo(printable(f"  {group.id} {completion.id}: {_label(completion.score)} → {_label(now)}{why}"))
+    if len(changes.differing) > MAX_PRINTED:
+        typer.echo(f"  … and {len(changes.differing) - MAX_PRINTED} more")
 
 
-def _write(log: "ExperienceLog", changes: Changes, scorer: str) -> int:
+def _append(log: "ExperienceLog", changes: ScoreChanges, scorer: str) -> int:
     from offbeat.experience.feedback import LateScore
     from offbeat.types import Score
 

@@ -1,4 +1,4 @@
-"""`--task` and `--set`, and completions of a stored task as text: what `eval` and `score` have in common."""
+"""Options that several commands share: `--task` with `--set`, `--tokenizer`, and stored groups as text."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from offbeat.cli.terminal import printable
-from offbeat.errors import nearest
+from offbeat.errors import suggest_nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer, from the directory alone: nothing is fetched."""
+    """Load a tokenizer from a local directory. Nothing is downloaded."""
     from transformers import AutoTokenizer
 
     if not directory.is_dir():
@@ -28,15 +28,15 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"--tokenizer {directory} holds no tokenizer that can be loaded: {error}") from error
+        raise typer.BadParameter(f"--tokenizer {directory} has no tokenizer that can be loaded: {error}") from error
 
 
 def encoder_of(tokenizer: "PreTrainedTokenizerBase", *, chat: bool) -> "Encoder":
-    """What the importer needs of a tokenizer; with `chat`, a prompt given as text becomes a user's message."""
+    """Return the encoder for an import. With `chat`, a text prompt becomes a user message in the chat template."""
     from jinja2 import TemplateError
 
+    from offbeat.experience.importing.records import UnreadableCell
     from offbeat.experience.importing.shapes import Encoder
-    from offbeat.experience.importing.values import UnreadableCell
 
     if chat and not tokenizer.chat_template:
         raise typer.BadParameter("--chat was given, but the tokenizer has no chat template")
@@ -57,28 +57,28 @@ def encoder_of(tokenizer: "PreTrainedTokenizerBase", *, chat: bool) -> "Encoder"
     )
 
 
-TaskName = Annotated[str, typer.Option("--task", help="A task's name, or the path of a task file of your own")]
+TaskName = Annotated[str, typer.Option("--task", help="The name of a task, or the path of your own task file")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the task, value as JSON or text; may be repeated"),
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the task, as JSON or text; can be repeated"),
 ]
 TokenizerDirectory = Annotated[
-    Path | None, typer.Option("--tokenizer", help="Directory of the tokenizer; else the one beside the log")
+    Path | None, typer.Option("--tokenizer", help="Directory of the tokenizer; default: `tokenizer` next to the log")
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Scoring processes")]
 
 
 def make_task(name: str, settings: list[str] | None) -> "Task":
-    """The task that was asked for; `--task mine.py` is short for `--task custom --set path=mine.py`."""
+    """Return the task that `--task` names. `--task mine.py` is short for `--task custom --set path=mine.py`."""
     from offbeat.errors import TaskError
-    from offbeat.tasks.registry import make
+    from offbeat.tasks.task import make
 
     options: dict[str, Json] = {}
     for setting in settings or []:
         key, equals, value = setting.partition("=")
         if not equals:
             raise typer.BadParameter(f"--set {setting}: need KEY=VALUE, for example --set digits=3")
-        options[key] = _value(value)
+        options[key] = _parse_value(value)
     if name.endswith(".py"):
         options, name = {**options, "path": name}, "custom"
     try:
@@ -87,36 +87,37 @@ def make_task(name: str, settings: list[str] | None) -> "Task":
         raise typer.BadParameter(printable(str(error))) from error
 
 
-def _value(text: str) -> "Json":
+def _parse_value(text: str) -> "Json":
     try:
         return cast("Json", json.loads(text))
     except ValueError:
         return text
 
 
-class Stored:
-    """The groups of one task in a log, with their completions as text."""
+class StoredGroups:
+    """The groups of one task in a log, and their completions as text."""
 
     def __init__(self, log: "LogReader", uri: str, task: "Task", tokenizer: Path | None) -> None:
         self._log, self._ordinals = log, log.filter(task=task.name)
         if not len(self._ordinals):
-            raise typer.BadParameter(f"{uri} holds no groups of task {task.name!r}; {nearest(task.name, log.tasks)}")
-        beside = [place for place in (Path(uri) / "tokenizer", Path(uri).parent / "tokenizer") if place.is_dir()]
-        directory = tokenizer or next(iter(beside), None)
+            raise typer.BadParameter(
+                f"{uri} has no groups of task {task.name!r}; {suggest_nearest(task.name, log.tasks)}"
+            )
+        candidates = [place for place in (Path(uri) / "tokenizer", Path(uri).parent / "tokenizer") if place.is_dir()]
+        directory = tokenizer or next(iter(candidates), None)
         self._tokenizer = load_tokenizer(directory) if directory else None
 
     @property
-    def readable(self) -> bool:
-        """Whether there is a tokenizer to read completions with."""
+    def has_tokenizer(self) -> bool:
         return self._tokenizer is not None
 
     def text(self, completion: "Completion") -> str:
-        """A completion as its scorer sees it."""
+        """Decode a completion, without special tokens, as the scorer sees it."""
         if self._tokenizer is None:
-            raise typer.BadParameter("completions are stored as tokens: give --tokenizer the directory of the model")
+            raise typer.BadParameter("completions are stored as token ids; give a tokenizer with --tokenizer")
         return str(self._tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True))
 
     def groups(self, *, at_once: int = 64) -> "Iterator[Group]":
-        """In commit order, read some at a time, late scores in place."""
+        """Yield the groups in commit order, with late scores applied, and read `at_once` at a time."""
         for start in range(0, len(self._ordinals), at_once):
             yield from self._log.read(self._ordinals[start : start + at_once])

@@ -1,4 +1,4 @@
-"""What all commands share: printable text, errors without tracebacks, the check that a log exists."""
+"""Helpers of all commands: printable text, errors without tracebacks, and a check that a log exists."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from offbeat.errors import OffbeatError
 
 
 def printable(text: str) -> str:
-    """Text that a model or a stranger wrote, made harmless for a terminal; lines stay lines.
+    """Escape control characters in untrusted text, so that it is safe to print. Newlines stay.
 
     >>> print(printable("42\\x1b[2J\\u202e\\nnext"))
     42\\x1b[2J\\u202e
@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 def plain_errors(advice: str = "", *, code: int = 1) -> Iterator[None]:
     """End the command with the message of an `OffbeatError`, then `advice`, without a traceback.
 
-    `code` is the exit code: 2 where the command was given something it cannot use, 1 where the work failed.
+    `code` is the exit code: 2 if an argument is wrong, 1 if the work fails.
     """
     try:
         yield
@@ -34,14 +34,14 @@ def plain_errors(advice: str = "", *, code: int = 1) -> Iterator[None]:
 
 
 def has_log(uri: str) -> bool:
-    """True if there is an experience log at `uri`. Opening one for writing would create it."""
+    """Return True if there is an experience log at `uri`. Opening one for writing would create it."""
     from offbeat.experience.lance_table import exists
 
     return exists(f"{uri.rstrip('/')}/groups.lance")
 
 
 def require_log(uri: str) -> None:
-    """End the command if there is no experience log at `uri`."""
+    """End the command with an error if there is no experience log at `uri`."""
     if not has_log(uri):
         typer.echo(f"there is no experience log at {uri}", err=True)
         raise typer.Exit(1)

@@ -1,4 +1,10 @@
-"""The configuration of a run: its sections, the rules between them, and TOML files with line numbers. No torch."""
+"""The configuration of a run. No torch, so it is checked in milliseconds.
+
+sections.py    the tables of the TOML file, with the meaning of every setting
+config.py      the whole configuration, and the rules between sections
+toml_file.py   TOML files and `--set`, with the line number of every problem
+knobs.py       every setting as text, for `offbeat explain` and `offbeat init`
+"""
 
 from offbeat.config.config import Config, Examined, examine, parse
 from offbeat.config.toml_file import load

@@ -1,19 +1,19 @@
-"""Every setting in words: what `explain` says of one, and what `init` writes above it."""
+"""Every setting as text, for `offbeat explain` and for the comments that `offbeat init` writes."""
 
 import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from offbeat.config import Config
+from offbeat.config.config import Config
 
 Schema = dict[str, Any]
-"""JSON schema, as pydantic makes it of the sections."""
+"""The JSON schema that pydantic builds from the sections."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting.
+    """One setting of the configuration.
 
     >>> knob = knobs()["sync.every"]
     >>> knob.kind, knob.default, knob.meaning[:24]
@@ -22,44 +22,44 @@ class Knob:
 
     key: str
     kind: str
-    """What values it takes."""
+    """The values it takes, in words."""
     default: str
-    """As TOML; empty where the default is to leave it out."""
+    """As TOML; empty if the setting is left out by default."""
     meaning: str
 
 
 @cache
 def knobs() -> dict[str, Knob]:
-    """All of them by key, in the order of the sections."""
+    """Return all settings by key, in the order of the sections."""
     schema = Config.model_json_schema()
-    return {knob.key: knob for knob in _of(schema, schema, "")}
+    return {knob.key: knob for knob in _list_knobs(schema, schema, "")}
 
 
-def _of(section: Schema, root: Schema, before: str) -> list[Knob]:
+def _list_knobs(section: Schema, root: Schema, prefix: str) -> list[Knob]:
     found = []
     for name, field in section["properties"].items():
-        inner = _resolved(field, root)
+        inner = _resolve(field, root)
         if "properties" in inner:
-            found += _of(inner, root, f"{before}{name}.")
+            found += _list_knobs(inner, root, f"{prefix}{name}.")
             continue
         default = "" if field["default"] is None else json.dumps(field["default"], ensure_ascii=False)
-        found.append(Knob(before + name, _kind(inner, root), default, field["description"]))
+        found.append(Knob(prefix + name, _kind(inner, root), default, " ".join(field["description"].split())))
     return found
 
 
-def _resolved(schema: Schema, root: Schema) -> Schema:
+def _resolve(schema: Schema, root: Schema) -> Schema:
     return root["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
 
 
 def _kind(schema: Schema, root: Schema) -> str:
-    """A schema in words.
+    """Describe the values of a schema in words.
 
     >>> _kind({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, {})
     'a number, above 0, at most 1'
     """
-    schema = _resolved(schema, root)
+    schema = _resolve(schema, root)
     if "anyOf" in schema:
-        return " or ".join(_kind(one, root) for one in schema["anyOf"] if one.get("type") != "null")
+        return " or ".join(_kind(option, root) for option in schema["anyOf"] if option.get("type") != "null")
     if "enum" in schema:
         return "one of " + ", ".join(f'"{choice}"' for choice in schema["enum"])
     if "prefixItems" in schema:

@@ -1,11 +1,11 @@
-"""The tables of a run's TOML file, with the meaning of every knob under it. No torch."""
+"""The tables of a run's TOML file. The docstring under a setting says what it does and when to change it. No torch."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from offbeat.errors import nearest
+from offbeat.errors import suggest_nearest
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import (
     KL,
@@ -25,11 +25,11 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SinkName = Literal["tensorboard", "wandb", "trackio", "prometheus"]
 FROM_TOML = Field(strict=False)
-"""Of a choice or a pair: TOML has text and lists for them."""
+"""For choices and pairs, which TOML writes as text and lists."""
 
 
 class Section(BaseModel):
-    """A table of the TOML file: frozen, closed to unknown keys, and strict: true is not 1, nor is "8" 8."""
+    """A table of the TOML file. Frozen, without unknown keys, and strict: true is not 1, and "8" is not 8."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -37,36 +37,36 @@ class Section(BaseModel):
 
 
 class ObjectiveConfig(Section):
-    """[objective]: a preset, and what to change in it. What is left out stays as published."""
+    """[objective]: a preset, and changes to it. Settings that are left out stay as published."""
 
     preset: str = "rec-oneside-nois"
-    """What is optimised; `offbeat objectives` lists them, and for how much lag each is known to be good."""
+    """The objective. `offbeat objectives` lists all of them with the lag each is known to tolerate."""
     advantage: Annotated[Advantage | None, FROM_TOML] = None
-    """How rewards of a group become advantages."""
+    """How the rewards of a group become advantages. Change it to compare normalizations."""
     clip: Annotated[tuple[float, float] | None, FROM_TOML] = None
-    """(ε_lo, ε_hi) of the preset's gate; a centred band takes two equal numbers."""
+    """(ε_lo, ε_hi) of the preset's gate. Wider is faster and less stable. A centered band takes two equal numbers."""
     weight_cap: Annotated[float, Field(gt=0)] | None = None
-    """Upper limit of the importance weight."""
+    """Upper limit of the importance weight. Set it if a few tokens with large ratios dominate the gradient."""
     zero_variance_mask: bool | None = None
-    """Leave groups without contrast out of loss, KL and counts."""
+    """Leave groups of equal rewards out of loss, KL and counts, so that they do not dilute the other groups."""
     aggregate: Annotated[Aggregate | None, FROM_TOML] = None
-    """How token terms become one number."""
+    """How token terms become one number. It decides whether long answers weigh more."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """β of the KL term to the reference policy; 0 needs no reference policy."""
+    """β of the KL term to the reference policy. Raise it to stay close to the reference; 0 needs no reference."""
     kl_estimator: Annotated[KLEstimator, FROM_TOML] = KLEstimator.K3
-    """k1, k2 or k3; see docs/objectives.md for what each is biased in."""
+    """k1, k2 or k3; docs/how-it-works/objective.md explains the bias of each."""
     untested_lag: bool = False
-    """Allow more lag than anybody has reported for this preset."""
+    """Allow more lag than is reported for this preset. For experiments: training may collapse."""
 
     @field_validator("preset")
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in PRESETS:
-            raise ValueError(f"is not a preset; {nearest(name, PRESETS)}")
+            raise ValueError(f"is not a preset; {suggest_nearest(name, PRESETS)}")
         return name
 
     def resolve(self) -> Objective:
-        """The preset with the changes applied."""
+        """Return the preset with the changes applied."""
         objective = PRESETS[self.preset].objective
         if self.advantage is not None:
             objective = replace(objective, advantage=self.advantage)
@@ -79,26 +79,28 @@ class ObjectiveConfig(Section):
         if self.aggregate is not None:
             objective = replace(objective, aggregate=self.aggregate)
         if self.kl_coefficient > 0:
-            # On lagged samples the KL is biased unless weighted, and a preset that needs α anyway can weight it.
+            # On lagged samples the KL is biased unless it is weighted, which needs α. Weight it if α is there anyway.
             weighted = Need.BEHAVIOR in objective.needs
             penalty = KL(self.kl_coefficient, self.kl_estimator, weighted)
             objective = replace(objective, regularizers=(*objective.regularizers, penalty))
         return objective
 
     def problems(self) -> list[str]:
-        """What does not fit together within the section."""
+        """Return the conflicts between settings of this section."""
         found = []
         preset = PRESETS[self.preset].objective
         if self.clip is not None:
             if isinstance(preset.gate, NoGate):
-                found.append(f"objective.clip = {self.clip}: {self.preset!r} has no gate to clip with; remove it")
+                found.append(f"objective.clip = {self.clip}: {self.preset!r} has no gate; remove objective.clip")
             if isinstance(preset.gate, CentredBand) and self.clip[0] != self.clip[1]:
-                found.append(f"objective.clip = {self.clip}: {self.preset!r} has one width; give it twice")
+                found.append(
+                    f"objective.clip = {self.clip}: {self.preset!r} has one width; set [{self.clip[0]}, {self.clip[0]}]"
+                )
             if min(self.clip) < 0 or self.clip[0] > 1:
-                found.append(f"objective.clip = {self.clip}: need 0 ≤ ε_lo ≤ 1 and ε_hi ≥ 0, for instance (0.2, 0.2)")
+                found.append(f"objective.clip = {self.clip}: need 0 ≤ ε_lo ≤ 1 and ε_hi ≥ 0, for example [0.2, 0.2]")
         if self.weight_cap is not None and not isinstance(preset.weight, Importance):
             cap = f"objective.weight_cap = {self.weight_cap:g}"
-            found.append(f"{cap}: {self.preset!r} has no importance weight to cap; remove it")
+            found.append(f"{cap}: {self.preset!r} has no importance weight; remove objective.weight_cap")
         return found
 
 
@@ -111,37 +113,39 @@ def _clipped(gate: Gate, low: float, high: float) -> Gate:
 
 
 class SamplingConfig(Section):
-    """[sampling]: all of it is sent to the engine explicitly; nothing is filled in from a model's defaults."""
+    """[sampling]: how completions are sampled. A model's own generation defaults are never used."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Behavior log-probs are of the distribution after it."""
+    """Raise it to explore more. Behavior log-probs are those of the distribution after temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """1 samples from the whole distribution."""
+    """1 samples from the whole distribution. Less than 1 works only with objectives without behavior log-probs."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """0 samples from the whole distribution."""
+    """0 samples from the whole distribution. More than 0 works only with objectives without behavior log-probs."""
     max_tokens: Positive = 256
-    """Longest completion; also the constant of aggregate 'constant'."""
+    """The longest completion. Raise it if many answers are cut off. Also the constant of aggregate 'constant'."""
 
     @property
     def truncated(self) -> bool:
-        """Whether some tokens can never be sampled."""
+        """True if some tokens can never be sampled."""
         return self.top_p < 1 or self.top_k > 0
 
 
 class SyncConfig(Section):
-    """[sync]: when the inference side gets new weights."""
+    """[sync]: when workers get new weights."""
 
     every: Positive = 1
-    """v: publish every v steps; lag is then 0 to v - 1. With a drift budget, the longest time without a publish."""
+    """v: publish every v steps. Raise it to spend less time on syncs: lag is then 0 to v - 1. With a drift budget, v is
+    the longest time without a publish."""
     drift_budget: Annotated[float, Field(gt=0)] | None = None
-    """Publish as soon as the mean per-token TV from the behavior policy exceeds this, at the latest after `every`."""
+    """Publish when the mean per-token TV from the behavior policy exceeds this, or after `every` steps. Set it to sync
+    only when it matters."""
     at_least: Positive = 1
-    """Steps between two publishes that drift asks for."""
+    """Smallest number of steps between two publishes because of drift. Raise it if publishes are slow."""
     anchor_every: Positive = 20
-    """Versions between two complete copies in the weight log."""
+    """Versions between two complete copies in the weight log. Lower it to let new workers start faster."""
 
     def problems(self) -> list[str]:
-        """What does not fit together within the section."""
+        """Return the conflicts between settings of this section."""
         if self.at_least > self.every:
             return [
                 f"sync.at_least = {self.at_least} leaves no step to publish at; set at most sync.every = {self.every}"
@@ -150,153 +154,158 @@ class SyncConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """[reference]: the policy the KL term pulls towards."""
+    """[reference]: the policy toward which the KL term pulls."""
 
     refresh_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between copies of the policy into the reference; 0 keeps the first."""
+    """Steps between copies of the policy to the reference; 0 never copies. Set it if the KL term slows learning."""
 
 
 class ModelConfig(Section):
-    """[model]: what is trained."""
+    """[model]: the model to train."""
 
     path: str = ""
-    """Directory of a Hugging Face model; code that comes with it is not run."""
+    """Directory of a Hugging Face model. Code in it is not executed."""
     compute: Literal["float32", "bfloat16"] = "bfloat16"
-    """What the trainer's matrix products are made in; master weights are float32 either way."""
+    """Dtype of the trainer's matrix products. float32 is slower and exact; master weights are always float32."""
     serve: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """What is published and what engines compute in."""
+    """Dtype of published weights and of the engines. float32 reduces the engine gap, at twice the memory."""
 
 
 class TaskConfig(Section):
-    """[task]: prompts and what scores their answers."""
+    """[task]: where prompts come from and how answers are scored."""
 
     name: str = "arithmetic"
-    """A task of offbeat, or the path of a Python file of your own."""
+    """A built-in task, or the path of your own Python file."""
     options: dict[str, Any] = {}
-    """Settings of the task."""
+    """Options of the task, for example `digits` of arithmetic; `offbeat check` lists unknown ones."""
     scorers: Positive = 2
-    """Scoring processes."""
+    """Number of scoring processes. Raise it if completions wait for their scores."""
     memory_mib: Positive = 2048
-    """Cap for each scoring process."""
+    """Memory limit of each scoring process. Raise it if a reward function needs more."""
 
 
 class EngineConfig(Section):
-    """[engine]: what generates."""
+    """[engine]: what generates completions."""
 
     kind: Literal["hf", "vllm"] = "vllm"
-    """transformers, slow and bitwise reproducible, or vLLM."""
+    """`hf` is transformers: slow, but reproducible bit by bit. `vllm` is fast."""
     max_prompt_tokens: Positive = 1024
-    """Room for the prompt; longer ones are refused."""
+    """The longest prompt; longer ones are refused. Lower it to save memory."""
     on_update: Literal["keep", "drain"] = "keep"
-    """At a load, what is being written goes on under the new version, or is finished first."""
+    """What happens to unfinished completions when new weights are loaded: `keep` continues them with the new version,
+    `drain` finishes them first, so that each comes from one version."""
     threads: Positive = 1
-    """On CPU, of each engine."""
+    """CPU threads of each engine. Only used without a GPU."""
     kv_cache_gib: Positive = 1
-    """On CPU, memory for keys and values of each engine."""
+    """Memory for keys and values of each vLLM engine. Only used without a GPU; raise it for more groups at once."""
     gpu_memory_utilization: Share = 0.9
-    """On GPU, the share that vLLM takes."""
+    """Share of GPU memory that vLLM takes. Lower it if the trainer runs on the same GPU."""
 
 
 class WorkersConfig(Section):
-    """[workers]: who generates."""
+    """[workers]: the processes that run engines."""
 
     count: Annotated[int, Field(ge=0)] = 1
-    """Workers that the run starts; others may join with `offbeat worker`."""
+    """Number of workers that the run starts. More can join with `offbeat worker`."""
     groups_at_once: Positive = 16
-    """Groups in flight on each."""
+    """Groups in flight on each worker. Raise it until the engine is busy."""
     lease_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """How long a worker may take for a group before somebody else gets the prompt."""
+    """How long a worker may take for a group before its prompt goes to another. Raise it for very long answers."""
 
 
 class SamplerConfig(Section):
-    """[sampler]: which groups a step takes."""
+    """[sampler]: which groups a step trains on."""
 
     mode: Literal["fresh", "replay", "offline"] = "fresh"
-    """Each group once; a share from the past; or epochs over a log that is there."""
+    """`fresh` uses each group once, `replay` adds groups from the past, `offline` makes epochs over an existing log."""
     share: Share = 0.5
-    """Of a replaying batch, from the past."""
+    """Share of a batch that is replayed, in replay mode. Raise it if generating is the bottleneck."""
     reuse_budget: Annotated[int, Field(ge=2)] = 4
-    """How often a replayed group is drawn in all."""
+    """How often a group is used in total, in replay mode. Raise it to reuse more, at the risk of overfitting."""
     cooldown: Annotated[int, Field(ge=0)] = 0
-    """Steps that must pass between two draws of one group."""
+    """Smallest number of steps between two uses of a group, in replay mode."""
     epochs: Positive | None = None
-    """Of offline mode; nothing goes on without end."""
+    """Passes over the log, in offline mode; left out, the run ends only after `steps`."""
     refill: Positive = 4
-    """Groups without contrast are replaced by asking for more prompts, up to this multiple of the batch."""
+    """Groups of equal rewards are replaced by generating more prompts, up to this multiple of the batch. Raise it if
+    batches stay too small."""
 
 
 class OptimizerConfig(Section):
-    """[optimizer]: AdamW."""
+    """[optimizer]: AdamW and its learning-rate schedule."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    """After the warm-up."""
+    """The peak, after the warm-up. Lower it if drift or entropy moves too fast."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of linear rise."""
+    """Steps over which the rate rises linearly. Raise it if the first steps are unstable."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """What the rate does after the warm-up, until the last step."""
+    """How the rate falls between the warm-up and the last step."""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The share of the peak that is left at the end."""
+    """The rate at the last step, as a share of the peak."""
     betas: Annotated[tuple[Beta, Beta], FROM_TOML] = (0.9, 0.999)
-    """beta1 = 0 forgets the direction of earlier batches: for jumps in lag."""
+    """Adam's decay rates. beta1 = 0 forgets earlier batches, which helps if the lag jumps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """On matrices only."""
+    """AdamW's weight decay. Applies to matrices only."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Of all gradients together."""
+    """Limit of the norm over all gradients; larger gradients are scaled down. Lower it if grad_norm jumps."""
 
 
 class TrainerConfig(Section):
-    """[trainer]: how a step is computed."""
+    """[trainer]: how a step is computed, and checkpoints."""
 
     ranks: Positive = 1
-    """Processes that train one policy together; more than one needs run.place = "ray"."""
+    """Processes that train one policy together with FSDP. More than one needs run.place = "ray"."""
     token_budget: Positive = 4096
-    """Tokens of a micro-batch, padding included."""
+    """Tokens of a micro-batch, padding included. Lower it if a step runs out of memory; the result stays the same."""
     checkpoint_activations: bool = False
-    """Compute activations twice instead of keeping them."""
+    """Compute activations twice instead of storing them: less memory, more time."""
     save_every: Positive = 50
-    """Steps between checkpoints."""
+    """Steps between checkpoints. A crash loses at most this many steps."""
     keep: Annotated[int, Field(ge=2)] = 2
-    """Checkpoints kept."""
+    """Number of checkpoints to keep; at least 2, because one may be damaged."""
 
 
 class EvaluationConfig(Section):
-    """[evaluation]: pass rates beside the run."""
+    """[evaluation]: pass rates on fixed prompts during the run."""
 
     every: Annotated[int, Field(ge=0)] = 0
-    """Steps between evaluations; 0 makes none."""
+    """Steps between evaluations; 0 turns them off."""
     prompts: Positive = 64
-    """Always the same ones."""
+    """Number of prompts, the same ones each time. Raise it for narrower confidence intervals."""
     samples: Positive = 1
-    """Answers to each prompt."""
+    """Answers per prompt. Raise it for narrower confidence intervals."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Of these answers."""
+    """Sampling temperature of these answers."""
 
 
 class RunConfig(Section):
-    """[run]: how the parts are put together."""
+    """[run]: where and how the run executes."""
 
     place: Literal["local", "ray"] = "local"
-    """Everything in this process, or every part an actor of Ray."""
+    """`local` runs everything in this process; `ray` runs each part as a Ray actor, on one or more machines."""
     mode: Literal["lockstep", "concurrent", "offline"] = "lockstep"
-    """Wait for each other; workers run ahead within `max_lag`; or no workers at all."""
+    """`lockstep`: trainer and workers take turns. `concurrent`: workers run ahead within `max_lag`, which is faster.
+    `offline`: no workers."""
     max_lag: Annotated[int, Field(ge=0)] | None = None
-    """Older groups are not trained on; by default the largest lag that the cadence makes."""
+    """Groups with more lag are not trained on. Left out, it is sync.every - 1. Raise it to let workers run ahead."""
     experience: str = ""
-    """An experience log to start from or to share; by default one in the run directory."""
+    """An existing experience log to start from or to share. Left out, the run directory holds a new one."""
     patience: Annotated[float, Field(gt=0)] = 1800.0
-    """Seconds without a new group, or for one thing asked of the trainer, before the run gives up."""
+    """Seconds without a new group, or for one call to the trainer, before the run stops with an error. Raise it if
+    feedback comes late."""
     sinks: Annotated[tuple[SinkName, ...], FROM_TOML] = ()
-    """Where metrics go beside events.jsonl; one that fails does not stop the run."""
+    """Where to send metrics in addition to events.jsonl. A sink that fails does not stop the run."""
     silence: Annotated[float, Field(ge=5)] = 15.0
-    """Seconds without a sign of life after which an engine, a worker or a rank counts as lost."""
+    """Seconds without a heartbeat after which an engine, worker or rank counts as lost. Raise it on a slow or busy
+    machine."""
 
 
 class ClusterConfig(Section):
-    """[cluster]: Ray, where run.place = "ray"."""
+    """[cluster]: Ray, if run.place = "ray"."""
 
     address: str = ""
-    """Of a Ray cluster that is there, with token authentication; by default one is started, on loopback only."""
+    """Address of an existing Ray cluster with token authentication. Left out, one is started on loopback only."""
     scoring: Positive = 1
-    """Scoring pools of `task.scorers` processes each; workers are spread over them."""
+    """Number of scoring pools, each with `task.scorers` processes. Raise it if scoring needs several machines."""
     restarts: Annotated[int, Field(ge=0)] = 3
-    """How often in a row, without a new checkpoint, a run that lost a rank goes on by itself."""
+    """How often in a row, without a new checkpoint, a run that lost a rank restarts by itself."""

@@ -1,4 +1,4 @@
-"""A configuration as a person writes it: a TOML file, `--set` over it, and the line of every problem. No torch."""
+"""Configurations from a TOML file and `--set`, with the line number of every problem. No torch."""
 
 import re
 import tomllib
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offbeat.config import Config, examine
+from offbeat.config.config import Config, examine
 from offbeat.errors import ConfigError
 
 
 def load(path: Path, settings: Sequence[str] = ()) -> Config:
-    """The configuration in a file, with `settings`, as in "sync.every=10", put over it; or a `ConfigError`.
+    """Load a file and apply `settings` such as "sync.every=10" to it; raises `ConfigError` with every problem.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -30,7 +30,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> Config:
 
 @dataclass(frozen=True)
 class TomlFile:
-    """What was written, and where.
+    """The text of a TOML file, its data, and the line of each key.
 
     >>> file = TomlFile(Path("run.toml"), "steps = 50\\n\\n[sync]\\nevry = 3", {}, frozenset())
     >>> file.located(["sync.evry is not a setting; did you mean 'every'?"])
@@ -40,61 +40,61 @@ class TomlFile:
     path: Path
     text: str
     data: Mapping[str, Any]
-    """With `--set` applied."""
+    """The parsed file, with `--set` applied."""
     set_keys: frozenset[str]
 
     @classmethod
     def read(cls, path: Path, settings: Sequence[str] = ()) -> "TomlFile":
-        """A file, with settings put over it."""
+        """Read a file and apply `settings` to it."""
         try:
             text = path.read_text(encoding="utf-8")
             data = tomllib.loads(text)
         except (FileNotFoundError, IsADirectoryError):
-            raise ConfigError([f"{path} is not a file; `offbeat init` writes one to begin with"]) from None
+            raise ConfigError([f"{path} is not a file; `offbeat init` writes one to start from"]) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
             raise ConfigError([f"{path} is not TOML: {broken}"]) from None
-        keys = [_set(data, setting) for setting in settings]
+        keys = [apply_setting(data, setting) for setting in settings]
         return cls(path, text, data, frozenset(keys))
 
     def located(self, problems: Sequence[str]) -> list[str]:
-        """Each problem with the place of the key it begins with."""
+        """Prefix each problem with the file and line of the key it starts with."""
         lines = self.lines()
-        return [f"{self._place(problem, lines)}: {problem}" for problem in problems]
+        return [f"{self._locate(problem, lines)}: {problem}" for problem in problems]
 
     def lines(self) -> dict[str, int]:
-        """Where each key is first written.
+        """Return the line of each key.
 
-        TOML's parser tells no places. So it is given the file piece by piece, each as short as parses, under the table
-        it stands in: the keys of a piece are written where it begins.
+        tomllib reports no line numbers, so we parse the smallest chunks that parse on their own, each below the header
+        of its table. The keys of a chunk are on its first line.
         """
         found: dict[str, int] = {}
-        table, piece = "", list[str]()
+        table, chunk = "", list[str]()
         for number, line in enumerate(self.text.split("\n"), start=1):
-            piece.append(line)
+            chunk.append(line)
             try:
-                data = tomllib.loads("\n".join([table, *piece]))
+                data = tomllib.loads("\n".join([table, *chunk]))
             except tomllib.TOMLDecodeError:
-                continue  # within a value of several lines
+                continue  # inside a value of several lines
             for key in _keys(data):
-                found.setdefault(key, number - len(piece) + 1)
-            if piece[0].lstrip().startswith("["):
-                table = piece[0]
-            piece = []
+                found.setdefault(key, number - len(chunk) + 1)
+            if chunk[0].lstrip().startswith("["):
+                table = chunk[0]
+            chunk = []
         return found
 
-    def _place(self, problem: str, lines: Mapping[str, int]) -> str:
+    def _locate(self, problem: str, lines: Mapping[str, int]) -> str:
         key = re.split(r"[^\w.-]", problem, maxsplit=1)[0].rstrip(".")
         while key:
-            if given := [one for one in self.set_keys if one == key or one.startswith(f"{key}.")]:
-                return f"--set {given[0]}"
+            if overrides := [name for name in self.set_keys if name == key or name.startswith(f"{key}.")]:
+                return f"--set {overrides[0]}"
             if key in lines:
                 return f"{self.path}:{lines[key]}"
             key = key.rpartition(".")[0]
         return str(self.path)
 
 
-def _set(data: dict[str, Any], setting: str) -> str:
-    """Put one setting in its place; a value that is not TOML is text."""
+def apply_setting(data: dict[str, Any], setting: str) -> str:
+    """Write one setting such as "sync.every=10" into the data; returns its key. A value that is not TOML is text."""
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
@@ -111,10 +111,10 @@ def _set(data: dict[str, Any], setting: str) -> str:
     return ".".join(parts)
 
 
-def _keys(data: Mapping[str, Any], before: str = "") -> list[str]:
+def _keys(data: Mapping[str, Any], prefix: str = "") -> list[str]:
     found = []
     for name, value in data.items():
-        found.append(before + name)
+        found.append(prefix + name)
         if isinstance(value, dict):
-            found += _keys(value, f"{before}{name}.")
+            found += _keys(value, f"{prefix}{name}.")
     return found

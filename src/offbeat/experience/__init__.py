@@ -1,9 +1,9 @@
-"""The experience log: groups from anyone, kept, versioned, counted, never lost.
+"""The experience log: validated groups from any source, stored durably, and the sampler that draws batches from them.
 
-in and out  log.py and reader.py, with door.py, reasons.py, quarantine.py, feedback.py
-storage     schema.py, rows.py, table.py, tables.py, commits.py, catalog.py, maintenance.py
-accounts    ledger.py, stats.py
-sampling    sampler.py, with index.py, history.py, modes.py, priorities.py
-batches     packing.py
-files       importer.py, with exchange/
+write     log.py appends; validation.py checks, quarantine.py keeps what is refused, feedback.py has late scores
+read      reader.py reads snapshots; catalog.py finds the row of each group; ledger.py computes fates and totals
+store     schema.py defines the tables, rows.py converts groups to rows, lance_table.py is one table on Lance,
+          background.py groups commits and compacts tables
+sample    sampler.py draws batches from index.py's columns; modes.py has the modes fresh, replay and offline
+exchange  importing/ reads and writes files of other tools
 """

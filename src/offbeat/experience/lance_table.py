@@ -1,27 +1,25 @@
-"""One append-only table of the log, kept by Lance.
+"""One append-only table of the log, stored with Lance.
 
 Order. Lance's stable row ids number the rows of a table 0, 1, 2, … in commit order, across writers, and keep their
-numbers through compaction. (Positions do not: a compaction that runs beside an append reorders fragments.) A row id is
-therefore the row's place in the log for good, and "the first n rows" is a snapshot that needs no version kept alive.
+numbers through compaction. (Positions do not: a compaction that runs beside an append reorders fragments.) So a row id
+is the row's permanent position in the log, and "the first n rows" is a snapshot that needs no version kept alive.
 
-Durability. Lance writes each file whole and makes a commit visible by one atomic link, so a killed process leaves
+Durability. Lance writes each file whole and makes a commit visible with one atomic link, so a killed process leaves
 either nothing or everything. It never calls fsync (checked with strace), so on a local path this module does: data
 files and their directory before the commit, the manifest and its directory after it, and only then is the append
-acknowledged. A power cut can thus lose only what was not acknowledged; a manifest it tore is set aside at the next
-open. Object stores acknowledge durable writes themselves and need none of this.
+acknowledged. A power cut can lose only what was not acknowledged; a manifest that it left incomplete is set aside at
+the next open. Object stores acknowledge durable writes themselves and need none of this.
 
-Failing storage. Lance may commit a file although a write to it failed (seen with ENOSPC at its end), so the size of
-each local data file is compared before the commit.
+Failing storage. Lance may commit a file although a write to it failed (seen with ENOSPC at the end of a file), so the
+size of each local data file is checked before the commit.
 """
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 import lance
 import numpy as np
@@ -31,33 +29,17 @@ from lance.optimize import Compaction
 from numpy.typing import NDArray
 
 from offbeat.errors import LogReadError, LogWriteError
+from offbeat.storage.files import fsync_paths, local_path
 
 COMMIT_RETRIES: Final = 64
-"""Commits that other writers won before ours gives up. Each loss means that somebody else made progress."""
-
+"""Commits that may be lost to other writers before an append fails. Each loss means another writer made progress."""
 
 LANCE_ERRORS = (OSError, ValueError, RuntimeError)
-"""What Lance raises for I/O, conflicts and missing files alike."""
-
-
-def local_path(uri: str) -> Path | None:
-    """Where a URI lies on this machine's file system; None for an object store.
-
-    >>> local_path("file:///data/log"), local_path("s3://bucket/log")
-    (PosixPath('/data/log'), None)
-    """
-    parts = urlsplit(uri)
-    if parts.scheme in ("file", "file-object-store"):
-        return Path(unquote(parts.path))
-    return Path(uri) if not parts.scheme else None
+"""What Lance raises for I/O errors, conflicts and missing files."""
 
 
 def exists(uri: str) -> bool:
-    """Whether there is a table. To look must not create one.
-
-    >>> exists("/nowhere/groups.lance")
-    False
-    """
+    """Return True if there is a table at `uri`. Checking never creates one."""
     path = local_path(uri)
     if path is not None:
         return path.exists()
@@ -68,24 +50,11 @@ def exists(uri: str) -> bool:
     return True
 
 
-def force_to_disk(paths: Iterable[Path]) -> None:
-    """Fsync files and directories: they survive a power cut once this returns.
-
-    >>> force_to_disk([Path(".")])
-    """
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def set_aside_torn_manifests(table: Path) -> list[Path]:
-    """Rename newest manifests that a power cut left incomplete, so that the last whole one counts again.
+    """Rename the newest manifests if a power cut left them incomplete, so that the last complete one is used.
 
-    A running system never shows an incomplete manifest: Lance links it into place when it is whole. And nothing in
-    it was acknowledged, or it would have been forced to disk.
+    A running process never sees an incomplete manifest, because Lance links it into place when it is complete. Nothing
+    in an incomplete one was acknowledged, because an acknowledged manifest is on disk.
     """
     torn: list[Path] = []
     for manifest in sorted((table / "_versions").glob("*.manifest")):  # newest first: names count down
@@ -96,7 +65,7 @@ def set_aside_torn_manifests(table: Path) -> list[Path]:
 
 
 class Table:
-    """Rows that are only ever added, from any number of processes. Safe to use from many threads.
+    """A table to which any number of processes add rows. Safe to use from many threads.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -107,12 +76,7 @@ class Table:
     """
 
     def __init__(
-        self,
-        uri: str,
-        schema: pa.Schema,
-        storage_options: Mapping[str, str] | None = None,
-        *,
-        create: bool = True,
+        self, uri: str, schema: pa.Schema, storage_options: Mapping[str, str] | None = None, *, create: bool = True
     ) -> None:
         self.uri = uri
         self._options = dict(storage_options) if storage_options else None
@@ -123,8 +87,8 @@ class Table:
         self._dataset = self._open_or_create(schema, create)
         if not self._dataset.schema.equals(schema):
             raise LogReadError(
-                f"{uri} has other columns than this version of offbeat writes; read it with the version that wrote it,"
-                f" or export it and import it again"
+                f"{uri} does not have the columns that this version of offbeat writes; read it with the version that"
+                f" wrote it, or export it with that version and import it again"
             )
 
     def _open_or_create(self, schema: pa.Schema, create: bool) -> lance.LanceDataset:
@@ -137,36 +101,32 @@ class Table:
                 raise LogReadError(f"there is no experience log here: {self.uri} is missing") from error
         try:
             dataset = lance.write_dataset(
-                schema.empty_table(),
-                self.uri,
-                schema=schema,
-                storage_options=self._options,
-                enable_stable_row_ids=True,
+                schema.empty_table(), self.uri, schema, storage_options=self._options, enable_stable_row_ids=True
             )
         except LANCE_ERRORS as refused:
-            try:  # another process may have created it in the same moment
+            try:  # another process may have created it at the same time
                 return self._open()
             except LANCE_ERRORS:
                 raise LogWriteError(f"cannot create {self.uri}: {refused}") from refused
         if self._path is not None:
             manifest = self._manifest(dataset.version)
             assert manifest is not None
-            force_to_disk([manifest, manifest.parent, self._path, self._path.parent])
+            fsync_paths(manifest, manifest.parent, self._path, self._path.parent)
         return dataset
 
     def _open(self) -> lance.LanceDataset:
         return lance.dataset(self.uri, storage_options=self._options)
 
     def append(self, rows: pa.Table) -> None:
-        """Add rows, all or none. When this returns they are committed and on disk."""
+        """Add all rows or none. When this returns, they are committed and on disk."""
         base = self.refresh()
         try:
             fragments = write_fragments(rows, base, mode="append", storage_options=self._options)
             committed = self._commit(base, fragments)
         except LANCE_ERRORS as error:
             raise LogWriteError(
-                f"{rows.num_rows} rows were not added to {self.uri}: {error}. What was acknowledged before is safe; "
-                f"see that the place is writable and has room, then append again: repetition by id is harmless"
+                f"{rows.num_rows} rows were not added to {self.uri}: {error}. Everything acknowledged before is safe; "
+                f"check that the path is writable and has free space, then append again: repeating a group is harmless"
             ) from error
         self._adopt(committed)
 
@@ -183,23 +143,23 @@ class Table:
         return committed
 
     def _force_data(self, files: Iterable[tuple[str, int | None]]) -> None:
-        """Before a commit makes them count: see that the files are whole, and force them to disk."""
+        """Check that the files of a commit are complete, and force them to disk."""
         if self._path is None:
             return
         directory = self._path / "data"
         for name, size in files:
             found = (directory / name).stat().st_size
             if found != size:
-                raise OSError(f"{directory / name} has {found} bytes instead of {size}: the storage dropped a write")
-            force_to_disk([directory / name])
-        force_to_disk([directory])
+                raise OSError(f"{directory / name} has {found} bytes instead of {size}: the storage lost a write")
+            fsync_paths(directory / name)
+        fsync_paths(directory)
 
     def _force_manifest(self, version: int) -> None:
         if (manifest := self._manifest(version)) is not None:
-            force_to_disk([manifest, manifest.parent])
+            fsync_paths(manifest, manifest.parent)
 
     def _manifest(self, version: int) -> Path | None:
-        """Lance names manifests so that the newest sorts first."""
+        """Return the path of a version's manifest. Lance names manifests so that the newest sorts first."""
         return self._path and self._path / "_versions" / f"{2**64 - 1 - version:020}.manifest"
 
     def _adopt(self, dataset: lance.LanceDataset) -> lance.LanceDataset:
@@ -209,7 +169,7 @@ class Table:
             return self._dataset
 
     def refresh(self) -> lance.LanceDataset:
-        """The newest committed state. Handles are never changed in place: a thread that reads keeps what it has."""
+        """Return a handle to the newest commit. Handles never change in place, so a thread that reads keeps its own."""
         dataset = self._dataset
         try:
             newest = dataset.latest_version
@@ -218,32 +178,32 @@ class Table:
             raise LogReadError(f"cannot read {self.uri}: {error}") from error
 
     def rows(self) -> int:
-        """How many rows there are now: their ids are 0 … rows − 1."""
+        """Return the current number of rows. Their ids are 0 … rows − 1."""
         return int(self.refresh().count_rows())
 
     def take(self, rows: NDArray[np.int64], columns: list[str] | None = None) -> pa.Table:
-        """These rows, in the order asked for."""
-        return self._read(lambda dataset: _taken(dataset, rows, columns))
+        """Return the rows with these ids, in this order."""
+        return self._read(lambda dataset: _take(dataset, rows, columns))
 
     def scan(self, start: int, stop: int, columns: list[str], where: str | None = None) -> pa.Table:
-        """Rows [start, stop) that fulfil the SQL condition, in commit order, with their ids as `_rowid`."""
+        """Return rows [start, stop) that match the SQL condition, in commit order, with their ids as `_rowid`."""
         condition = f"_rowid >= {start} AND _rowid < {stop}" + (f" AND ({where})" if where else "")
         if start >= stop:
             condition = "false"
 
-        def scanned(dataset: lance.LanceDataset) -> pa.Table:
+        def scan(dataset: lance.LanceDataset) -> pa.Table:
             if dataset.count_rows() < stop:
                 raise ValueError(
-                    f"{stop} rows are asked for and there are {dataset.count_rows()}: is it another log's?"
+                    f"{stop} rows were requested, but there are {dataset.count_rows()}: is it another log's snapshot?"
                 )
             return dataset.to_table(columns=[*columns, "_rowid"], filter=condition).sort_by("_rowid")
 
-        return self._read(scanned)
+        return self._read(scan)
 
     def _read(self, read: Callable[[lance.LanceDataset], pa.Table]) -> pa.Table:
         try:
             return read(self._dataset)
-        except LANCE_ERRORS:  # too few rows yet, or files that clean-up took from an outdated handle
+        except LANCE_ERRORS:  # the handle is outdated: too few rows, or files that clean-up has removed
             pass
         try:
             return read(self.refresh())
@@ -251,26 +211,26 @@ class Table:
             raise LogReadError(f"cannot read {self.uri}: {error}") from error
 
     def compact(self, target_rows: int) -> int:
-        """Merge neighbouring fragments into ones of about `target_rows`; returns how many fragments went away.
+        """Merge adjacent fragments into ones of about `target_rows`. Return by how many fragments the table shrank.
 
-        Runs beside appends and reads. When another process compacts at the same time one of the two gives way.
+        Runs beside appends and reads. If another process compacts at the same time, one of the two fails.
         """
-        # A handle of its own: the commit changes it in place, and Lance panics if somebody reads through it meanwhile.
+        # A separate handle: the commit changes it in place, and Lance panics if another thread reads through it.
         dataset = self._open()
         plan = Compaction.plan(dataset, {"target_rows_per_fragment": target_rows, "batch_size": _batch_size(dataset)})
         results = [task.execute(dataset) for task in plan.tasks]
         if not results:
             return 0
-        # Its JSON alone is right: the attribute new_fragments of pylance 14 lists the original ones.
-        made = [json.loads(result.json())["new_fragments"] for result in results]
-        files = [file for fragments in made for fragment in fragments for file in fragment["files"]]
+        # Only the JSON is right: the attribute new_fragments of pylance 14 lists the original fragments.
+        merged = [json.loads(result.json())["new_fragments"] for result in results]
+        files = [file for fragments in merged for fragment in fragments for file in fragment["files"]]
         self._force_data((file["path"], file["file_size_bytes"]) for file in files)
         metrics = Compaction.commit(dataset, results)
         self._force_manifest(self.refresh().version)
         return int(metrics.fragments_removed - metrics.fragments_added)
 
     def fragment_sizes(self) -> list[int]:
-        """Rows of each fragment."""
+        """Return the number of rows in each fragment."""
         return [fragment.count_rows() for fragment in self.refresh().get_fragments()]
 
     def clean(self, older_than: timedelta) -> None:
@@ -278,15 +238,15 @@ class Table:
         self.refresh().cleanup_old_versions(older_than=older_than)
 
 
-def _taken(dataset: lance.LanceDataset, rows: NDArray[np.int64], columns: list[str] | None) -> pa.Table:
+def _take(dataset: lance.LanceDataset, rows: NDArray[np.int64], columns: list[str] | None) -> pa.Table:
     found = dataset._take_rows(rows.tolist(), columns=columns)
     if found.num_rows != len(rows):
-        raise ValueError(f"{len(rows) - found.num_rows} of {len(rows)} rows are not there")
+        raise ValueError(f"{len(rows) - found.num_rows} of {len(rows)} rows are missing")
     return found
 
 
 def _batch_size(dataset: lance.LanceDataset) -> int:
-    """Rows to hold at once while compacting: about 64 MiB of them, however long the completions are."""
+    """Return how many rows to hold in memory while compacting: about 64 MiB, however long the completions are."""
     sizes = [file.file_size_bytes or 0 for f in dataset.get_fragments() for file in f.metadata.files]
     per_row = sum(sizes) / max(1, dataset.count_rows())
     return int(min(8192, max(1, (64 << 20) // max(1.0, per_row))))

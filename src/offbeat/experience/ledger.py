@@ -1,42 +1,49 @@
-"""The ledger: what became of every group, computed from the log alone.
+"""The ledger: the fate of every group, and the totals of a log, computed from the log alone.
 
     generated = trained + waiting + dropped (by cause) + in flight
 
-Generated is every group that was ever begun, appended or refused. Events are only added. A trainer that is resumed from
-step k says so with `rewound`, which takes back what it had recorded for later steps: those steps did not happen.
+Generated counts every group that was ever started, appended or refused. Events are only added. A trainer that resumes
+from step k records `rewound`, which cancels what it recorded for later steps: those steps did not happen.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from offbeat.errors import ConservationError
+from offbeat.experience.index import NO_VERSION, Columns
+
+VERSION_RANGES: Final = 10
+"""Ranges that versions are collected into if there are more of them."""
 
 
 class LedgerEventKind(StrEnum):
     """What can happen to a group."""
 
     STARTED = "started"
-    """Generation has begun; until the group is appended it is in flight."""
+    """Generation has started. The group is in flight until it is appended."""
     LOST = "lost"
-    """Whoever generated it is gone. Starting it again under the same id takes this back."""
+    """The worker that generated it is gone. Starting the same id again cancels this."""
     TRAINED = "trained"
     EXPIRED = "expired"
-    """Its lag passed the limit (cause `lag`), or its feedback did not come in time (cause `feedback`)."""
+    """Its lag exceeded the limit (cause `lag`), or its feedback did not arrive in time (cause `feedback`)."""
     ZERO_VARIANCE = "zero-variance"
     TOO_SMALL = "too-small"
     """Fewer than two of its completions were scored."""
     SUPERSEDED = "superseded"
     QUARANTINED = "quarantined"
-    """The trainer refused it, for the cause given; what the door refuses never becomes a group of the log."""
+    """The trainer refused it, for the given cause. A group that validation refuses never enters the log."""
     REWOUND = "rewound"
-    """The consumer `by` is back at `step`. Names no group."""
+    """The consumer `by` resumed at `step`. Has no group."""
 
 
 class Fate(StrEnum):
-    """What became of a group. Exactly one holds for each."""
+    """What became of a group. Every group has exactly one fate."""
 
     IN_FLIGHT = "in flight"
     WAITING = "waiting"
@@ -49,48 +56,30 @@ class Fate(StrEnum):
     LOST = "lost"
 
 
-DROPS: Final = (
-    Fate.EXPIRED,
-    Fate.ZERO_VARIANCE,
-    Fate.TOO_SMALL,
-    Fate.SUPERSEDED,
-    Fate.QUARANTINED,
-    Fate.LOST,
-)
-_ENDINGS: Final = {
-    LedgerEventKind(fate.value): fate
-    for fate in (Fate.EXPIRED, Fate.ZERO_VARIANCE, Fate.TOO_SMALL, Fate.SUPERSEDED, Fate.QUARANTINED)
-}
+DROPS: Final = (Fate.EXPIRED, Fate.ZERO_VARIANCE, Fate.TOO_SMALL, Fate.SUPERSEDED, Fate.QUARANTINED, Fate.LOST)
+_DROP_EVENTS: Final = {LedgerEventKind(fate.value): fate for fate in DROPS if fate is not Fate.LOST}
 
 
 @dataclass(frozen=True)
 class LedgerEvent:
-    """One thing that happened to a group.
-
-    >>> LedgerEvent("g7", LedgerEventKind.TRAINED, step=12).by
-    'trainer'
-    """
+    """One thing that happened to a group."""
 
     group_id: str
     event: LedgerEventKind
     step: int | None = None
-    """Of the trainer; None where no step has to do with it."""
+    """The trainer's step, or None if the event belongs to no step."""
     cause: str = ""
     by: str = "trainer"
-    """Which consumer or worker says so. A rewind takes back only its own."""
+    """The consumer or worker that recorded the event. A rewind cancels only its own events."""
 
     def __post_init__(self) -> None:
         if self.step is None and self.event in (LedgerEventKind.TRAINED, LedgerEventKind.REWOUND):
-            raise ValueError(f"event {self.event} of group {self.group_id!r} needs its step")
+            raise ValueError(f"event {self.event} of group {self.group_id!r} needs a step")
 
 
 @dataclass(frozen=True)
 class GroupFate:
-    """A group's fate, the steps it was trained at, and the cause if it was dropped.
-
-    >>> GroupFate(Fate.TRAINED, steps=(12, 15)).steps
-    (12, 15)
-    """
+    """A group's fate, the steps it was trained at, and the cause if it was dropped."""
 
     fate: Fate
     steps: tuple[int, ...] = ()
@@ -108,11 +97,11 @@ class Ledger:
 
     fates: Mapping[str, GroupFate]
     repeated: int = 0
-    """Rows that repeat a group already there, and are not counted again."""
+    """Rows that repeat the id of an earlier row. They are not counted again."""
     conflicts: int = 0
-    """Of these, the ones with other content than the first."""
+    """Repeated rows whose content differs from the first row's."""
     unaccounted: tuple[str, ...] = ()
-    """Groups that were trained or dropped without ever having been in the log."""
+    """Groups that were trained or dropped but never appended."""
     counts: Mapping[Fate, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,17 +109,17 @@ class Ledger:
 
     @property
     def generated(self) -> int:
-        """Every group ever begun, appended or refused."""
+        """The number of groups ever started, appended or refused."""
         return len(self.fates)
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many were dropped, by cause."""
+        """The number of dropped groups by cause."""
         return {fate.value: self.counts[fate] for fate in DROPS if self.counts[fate]}
 
     @property
     def uses(self) -> int:
-        """How often groups were trained on, replays included."""
+        """How often groups were trained on, including replays."""
         return sum(len(entry.steps) for entry in self.fates.values())
 
     def check(self) -> None:
@@ -138,7 +127,7 @@ class Ledger:
         if self.unaccounted:
             some = ", ".join(self.unaccounted[:5])
             raise ConservationError(
-                f"{len(self.unaccounted)} groups have a fate but were never appended ({some} …): was the log exchanged "
+                f"{len(self.unaccounted)} groups have a fate but were never appended ({some} …): was the log replaced "
                 f"or cut after they were trained on?"
             )
         total = self.counts[Fate.TRAINED] + self.counts[Fate.WAITING] + self.counts[Fate.IN_FLIGHT]
@@ -162,13 +151,13 @@ def settle(
     repeated: int = 0,
     conflicts: int = 0,
 ) -> Ledger:
-    """The ledger of these groups, events in commit order, and refusals (id, reason).
+    """Compute the ledger from stored group ids, events in commit order, and refusals as (id, reason).
 
     >>> events = [LedgerEvent("a", LedgerEventKind.TRAINED, step=1), LedgerEvent("c", LedgerEventKind.STARTED)]
     >>> print(settle(["a", "b"], events, [("d", "reward")]))
     4 generated = 1 trained + 1 waiting + 1 dropped (1 quarantined) + 1 in flight
     """
-    valid = _not_taken_back(events)
+    valid = _without_rewound(events)
     fates: dict[str, GroupFate] = {}
     for event in valid:
         if event.event is LedgerEventKind.STARTED:
@@ -176,29 +165,29 @@ def settle(
         elif event.event is LedgerEventKind.LOST:
             fates[event.group_id] = GroupFate(Fate.LOST, cause=event.cause)
     fates |= {group_id: GroupFate(Fate.QUARANTINED, cause=reason) for group_id, reason in refused}
-    held = set(stored)
-    fates |= dict.fromkeys(held, GroupFate(Fate.WAITING))
+    stored_ids = set(stored)
+    fates |= dict.fromkeys(stored_ids, GroupFate(Fate.WAITING))
     unaccounted: dict[str, None] = {}
-    for event in dict.fromkeys(valid):  # said twice is said once
-        if event.event is not LedgerEventKind.TRAINED and event.event not in _ENDINGS:
+    for event in dict.fromkeys(valid):  # an event recorded twice counts once
+        if event.event is not LedgerEventKind.TRAINED and event.event not in _DROP_EVENTS:
             continue
-        if event.group_id in held:
-            fates[event.group_id] = _after(fates[event.group_id], event)
+        if event.group_id in stored_ids:
+            fates[event.group_id] = _apply(event, fates[event.group_id])
         else:
             unaccounted[event.group_id] = None
     return Ledger(fates, repeated, conflicts, tuple(unaccounted))
 
 
-def _after(before: GroupFate, event: LedgerEvent) -> GroupFate:
-    """Trained once is trained for good; otherwise the last ending counts."""
+def _apply(event: LedgerEvent, before: GroupFate) -> GroupFate:
+    """Return the fate after an event. A trained group stays trained; otherwise the last drop counts."""
     if event.event is LedgerEventKind.TRAINED:
-        assert event.step is not None  # Event demands it
+        assert event.step is not None  # LedgerEvent requires it
         return GroupFate(Fate.TRAINED, (*before.steps, event.step))
-    return before if before.fate is Fate.TRAINED else GroupFate(_ENDINGS[event.event], cause=event.cause)
+    return before if before.fate is Fate.TRAINED else GroupFate(_DROP_EVENTS[event.event], cause=event.cause)
 
 
-def _not_taken_back(events: Iterable[LedgerEvent]) -> list[LedgerEvent]:
-    """The events that still hold, in order."""
+def _without_rewound(events: Iterable[LedgerEvent]) -> list[LedgerEvent]:
+    """Return the events that no rewind cancels, in order."""
     kept: list[LedgerEvent] = []
     for event in events:
         if event.event is LedgerEventKind.REWOUND:
@@ -207,3 +196,87 @@ def _not_taken_back(events: Iterable[LedgerEvent]) -> list[LedgerEvent]:
         else:
             kept.append(event)
     return kept
+
+
+@dataclass(frozen=True)
+class GroupTotals:
+    """Totals over some groups."""
+
+    groups: int
+    completions: int
+    scored: int
+    reward_mean: float | None
+
+    @classmethod
+    def of(cls, rows: Columns, chosen: NDArray[np.bool_]) -> "GroupTotals":
+        """Add up the groups where the mask `chosen` is True."""
+        scored = rows.scored[chosen].astype(np.int64)
+        total = float((rows.reward_mean[chosen].astype(np.float64) * scored).sum())
+        count = int(scored.sum())
+        completions = int(rows.completions[chosen].sum(dtype=np.int64))
+        return cls(int(chosen.sum()), completions, count, total / count if count else None)
+
+    def __str__(self) -> str:
+        mean = "none" if self.reward_mean is None else f"{self.reward_mean:.4g}"
+        return f"{self.groups} groups, {self.completions} completions, {self.scored} scored, mean reward {mean}"
+
+
+@dataclass(frozen=True)
+class LogStats:
+    """The totals of a log. A group with several sources counts for each of them."""
+
+    all: GroupTotals
+    tokens: int
+    unripe: int
+    """Groups whose feedback is incomplete."""
+    tasks: Mapping[str, GroupTotals]
+    sources: Mapping[str, GroupTotals]
+    versions: Mapping[str, GroupTotals]
+    """By the oldest version in a group."""
+    quarantined: Mapping[str, int]
+    """Refused groups and late scores, by reason."""
+    late_scores: int
+    bytes_on_disk: int | None
+    """None for an object store."""
+
+
+def compute_stats(
+    rows: Columns,
+    tasks: Sequence[str],
+    sources: Sequence[str],
+    refusals: Iterable[str],
+    *,
+    late_scores: int,
+    bytes_on_disk: int | None,
+) -> LogStats:
+    """Compute the totals of a log from its index, the names behind the index's codes, and the reasons of refusals."""
+    return LogStats(
+        all=GroupTotals.of(rows, np.ones(len(rows), np.bool_)),
+        tokens=int(rows.tokens.sum(dtype=np.int64)),
+        unripe=int((~rows.ripe).sum()),
+        tasks={name: GroupTotals.of(rows, rows.task == code) for code, name in enumerate(tasks)},
+        sources=_totals_by_source(rows, sources),
+        versions=_totals_by_version(rows),
+        quarantined=dict(Counter(refusals).most_common()),
+        late_scores=late_scores,
+        bytes_on_disk=bytes_on_disk,
+    )
+
+
+def _totals_by_source(rows: Columns, names: Sequence[str]) -> dict[str, GroupTotals]:
+    """Return totals for each bit of `rows.sources`. Sources that share the last bit get one entry."""
+    bits = names if len(names) <= 32 else [*names[:31], f"({len(names) - 31} others)"]
+    return {name: GroupTotals.of(rows, (rows.sources & np.uint32(1 << bit)) != 0) for bit, name in enumerate(bits)}
+
+
+def _totals_by_version(rows: Columns) -> dict[str, GroupTotals]:
+    """Return totals for each oldest version, or for each range of versions if there are many."""
+    versions = rows.oldest_version
+    known = np.unique(versions[versions != NO_VERSION])
+    totals = {}
+    for part in np.array_split(known, min(VERSION_RANGES, len(known))) if len(known) else []:
+        name = f"{part[0]}" if len(part) == 1 else f"{part[0]} … {part[-1]}"
+        totals[name] = GroupTotals.of(rows, (versions >= part[0]) & (versions <= part[-1]))
+    if (versions == NO_VERSION).any():
+        totals["no version"] = GroupTotals.of(rows, versions == NO_VERSION)
+    return totals

@@ -1,18 +1,19 @@
-"""The experience log: append groups, score them late, read them back as of any snapshot.
+"""The experience log: append groups, add late scores, read groups back as of any snapshot.
 
     with ExperienceLog.open("runs/one/experience", rules=ValidationRules(vocab_size=49152)) as log:
         receipt = log.append(groups)              # blocks until they are on disk; refused ones are in quarantine
         log.score([LateScore("g7", "g7/2", Score(1.0))])
-        rows, now = log.index_since(None)         # what a sampler is fed, and from where to go on
+        rows, now = log.index_since(None)         # what to feed a sampler, and the cursor for the next call
         batch = log.read(ordinals, now)
 
-Four tables under one URI, a local path or an object store's: `groups`, `scores`, `events`, `quarantine` (`schema.py`).
-Any number of processes append and read at the same time. Acknowledged means committed and forced to disk (`table.py`).
+A log is four tables under one URI, a local path or an object store: `groups`, `scores`, `events`, `quarantine`
+(`schema.py`). Any number of processes append and read at the same time. Acknowledged means committed and forced to disk
+(`lance_table.py`).
 
-Once each. A group is called by its id. Of several rows with one id the first in commit order counts and readers leave
-the others out, so an append that was not acknowledged is simply repeated. A writer knows what it wrote lately and does
-not write it twice; a repetition with other content is refused where the writer knows, and counted as a conflict in the
-ledger where only a reader can see it.
+Each group counts once. A group is identified by its id. If several rows have the same id, the first in commit order
+counts and readers skip the others, so an append that was not acknowledged can simply be repeated. A writer remembers
+what it appended recently and does not write it twice. A repeated id with different content is refused if the writer
+remembers the id; otherwise readers find it and the ledger counts it as a conflict.
 """
 
 import os
@@ -27,7 +28,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from offbeat.experience.commits import Committer, after_all, wait
+from offbeat.experience.background import Committer, after_all, wait
 from offbeat.experience.feedback import Deadline, LateScore, Overdue
 from offbeat.experience.lance_table import Table
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
@@ -39,27 +40,23 @@ from offbeat.experience.validation import ValidationRules, group_named_by, valid
 from offbeat.types import Group
 
 REMEMBERED: Final = 65_536
-"""Group ids a writer remembers having appended."""
+"""Group ids that a writer remembers having appended."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of the things handed in. Whoever holds a receipt knows that all it says is on disk.
-
-    >>> Receipt(accepted=("g7", "g8")).refused
-    ()
-    """
+    """The acknowledgement of an append: what was accepted, repeated or refused, all of it on disk."""
 
     accepted: tuple[str, ...] = ()
-    """Ids of what was appended."""
+    """Ids of the appended groups, or of the scored completions."""
     repeated: tuple[str, ...] = ()
-    """Ids that this writer had appended before, with the same content."""
+    """Ids of groups that this writer had appended before, with the same content."""
     refused: tuple[QuarantineEntry, ...] = ()
-    """In quarantine, each with its reason."""
+    """What validation refused. It is in quarantine, each entry with its reason."""
 
 
 class ExperienceLog(LogReader):
-    """One log, open for reading and writing. Safe to use from many threads; after a fork, open it anew."""
+    """A log that is open for reading and writing. Safe to use from many threads. Open it again after a fork."""
 
     def __init__(self, tables: Tables, rules: ValidationRules, writer: str) -> None:
         super().__init__(tables)
@@ -67,10 +64,9 @@ class ExperienceLog(LogReader):
         self._writer = writer
         self._recent: OrderedDict[str, tuple[str, Future[None]]] = OrderedDict()
         self._remembering = threading.Lock()
-        self._groups_in = _committer(tables.groups)
-        self._scores_in = _committer(tables.scores)
-        self._events_in = _committer(tables.events)
-        self._quarantine_in = _committer(tables.quarantine)
+        committers = tuple(map(_committer, (tables.groups, tables.scores, tables.events, tables.quarantine)))
+        self._group_committer, self._score_committer, self._event_committer, self._quarantine_committer = committers
+        self._committers = committers
 
     @classmethod
     def open(
@@ -81,7 +77,7 @@ class ExperienceLog(LogReader):
         writer: str | None = None,
         storage_options: Mapping[str, str] | None = None,
     ) -> "ExperienceLog":
-        """Open the log at a path or URI; where there is none it is created.
+        """Open the log at a path or URI, and create it if it does not exist.
 
         >>> import tempfile
         >>> from offbeat.types import UNKNOWN, Completion, Prompt, Score
@@ -93,81 +89,82 @@ class ExperienceLog(LogReader):
         (('g7',), True)
 
         Args:
-            uri: A local path, or what Lance takes: `s3://`, `gs://`, `az://`, `memory://` (gone when it is closed).
-            rules: What the door asks beyond what holds for every run.
-            writer: Who is writing; stands in every row. Host and process id unless given.
-            storage_options: Keys and endpoints of an object store, handed to Lance as they are.
+            uri: A local path, or a URI that Lance accepts: `s3://`, `gs://`, `az://`, `memory://` (lost when closed).
+            rules: What validation checks in addition to the rules that hold for every run.
+            writer: Name of the writer, stored in every row. The default is host name and process id.
+            storage_options: Keys and endpoints of an object store, passed to Lance unchanged.
         """
         name = writer or f"{socket.gethostname()}-{os.getpid()}"
         return cls(Tables.open(os.fspath(uri), storage_options), rules or ValidationRules(), name)
 
     def append(self, groups: Iterable[Group]) -> Receipt:
-        """Append groups and wait until they are on disk. One that is refused does not keep out the others."""
+        """Append groups and wait until they are on disk. A refused group does not affect the others."""
         return wait(self.submit(groups))
 
     def submit(self, groups: Iterable[Group]) -> "Future[Receipt]":
-        """Append groups without waiting. What is submitted while a commit runs goes into the next one together."""
-        sorted_ = _Sorted()
+        """Append groups without waiting. Groups submitted while a commit runs are written together in the next one."""
+        submission = _Submission()
         try:
             for group in groups:
-                self._admit(group, sorted_)
-            waiting = list(sorted_.earlier)
-            if sorted_.admitted:
-                waiting.append(self._commit(sorted_))
-        except BaseException as error:  # whoever waits for one of these ids must not wait for ever
-            self._forget(sorted_, error)
+                self._validate(group, submission)
+            waiting = list(submission.earlier_commits)
+            if submission.accepted:
+                waiting.append(self._commit(submission))
+        except BaseException as error:  # otherwise a caller that waits for one of these ids would wait forever
+            self._forget(submission, error)
             raise
-        if sorted_.refused:
-            waiting.append(self._quarantine_in.submit(self._refusals(sorted_.refused)))
-        ids = tuple(group.id for group in sorted_.admitted)
-        return after_all(waiting, Receipt(ids, tuple(sorted_.repeated), tuple(sorted_.refused)))
+        if submission.refused:
+            waiting.append(self._submit_refusals(submission.refused))
+        ids = tuple(group.id for group in submission.accepted)
+        return after_all(waiting, Receipt(ids, tuple(submission.repeated), tuple(submission.refused)))
 
-    def _admit(self, group: Group, sorted_: "_Sorted") -> None:
+    def _validate(self, group: Group, submission: "_Submission") -> None:
+        """Add a group to the accepted, the repeated or the refused ones."""
         refusal = validate_group(group, self._rules)
         if refusal is None:
             content = digest(group)
             with self._remembering:
-                known = self._recent.setdefault(group.id, (content, sorted_.committed))
+                known_content, commit = self._recent.setdefault(group.id, (content, submission.committed))
                 if len(self._recent) > REMEMBERED:
                     self._recent.popitem(last=False)
-            if known[1] is sorted_.committed and group.id not in sorted_.ids:
-                sorted_.admit(group, content)
+            if commit is submission.committed and group.id not in submission.ids:
+                submission.accept(group, content)
                 return
-            if known[0] == content:
-                sorted_.repeated.append(group.id)
-                sorted_.earlier.append(known[1])
+            if known_content == content:
+                submission.repeated.append(group.id)
+                submission.earlier_commits.append(commit)
                 return
-            refusal = Refusal(RefusalReason.CONFLICT, f"group {group.id} was appended before, with other content")
-        sorted_.refused.append(refused(group, refusal))
+            refusal = Refusal(RefusalReason.CONFLICT, f"group {group.id} was appended before with different content")
+        submission.refused.append(refused(group, refusal))
 
-    def _commit(self, sorted_: "_Sorted") -> Future[None]:
-        def settle(done: Future[None]) -> None:
+    def _commit(self, submission: "_Submission") -> Future[None]:
+        def finish(done: Future[None]) -> None:
             if (error := done.exception()) is None:
-                sorted_.committed.set_result(None)
+                submission.committed.set_result(None)
             else:
-                self._forget(sorted_, error)
+                self._forget(submission, error)
 
-        rows = group_rows(sorted_.admitted, sorted_.digests, appended_at=time.time(), writer=self._writer)
-        self._groups_in.submit(rows).add_done_callback(settle)
-        return sorted_.committed
+        rows = group_rows(submission.accepted, submission.digests, appended_at=time.time(), writer=self._writer)
+        self._group_committer.submit(rows).add_done_callback(finish)
+        return submission.committed
 
-    def _forget(self, sorted_: "_Sorted", error: BaseException) -> None:
-        """What was not acknowledged may be appended again."""
+    def _forget(self, submission: "_Submission", error: BaseException) -> None:
+        """Allow groups that were not acknowledged to be appended again."""
         with self._remembering:
-            for group_id in sorted_.ids:
+            for group_id in submission.ids:
                 self._recent.pop(group_id, None)
-        sorted_.committed.set_exception(error)
+        submission.committed.set_exception(error)
 
-    def _refusals(self, entries: Sequence[QuarantineEntry]) -> pa.Table:
-        return quarantine_rows(entries, at=time.time(), writer=self._writer)
+    def _submit_refusals(self, entries: Sequence[QuarantineEntry]) -> Future[None]:
+        return self._quarantine_committer.submit(quarantine_rows(entries, at=time.time(), writer=self._writer))
 
     def quarantine(self, entries: Sequence[QuarantineEntry]) -> None:
-        """Keep what could not even be made a group of, and wait until it is on disk."""
+        """Store refusals from outside the log's own validation, and wait until they are on disk."""
         if entries:
-            wait(self._quarantine_in.submit(self._refusals(entries)))
+            wait(self._submit_refusals(entries))
 
     def score(self, scores: Iterable[LateScore]) -> Receipt:
-        """Append late feedback and wait until it is on disk. The groups it speaks of must be in the log.
+        """Append late feedback and wait until it is on disk. The groups must already be in the log.
 
         >>> import tempfile
         >>> from offbeat.types import Score
@@ -176,22 +173,22 @@ class ExperienceLog(LogReader):
         "there is no group 'g7' in this log; append the group first"
         """
         given = list(scores)
-        known = self._known([group_named_by(late) for late in given])
-        admitted: list[LateScore] = []
-        turned_away: list[QuarantineEntry] = []
-        for late, about in zip(given, known, strict=True):
-            refusal = validate_late_score(late, about, self._rules)
+        known = self._tasks_and_completions([group_named_by(late) for late in given])
+        accepted: list[LateScore] = []
+        refusals: list[QuarantineEntry] = []
+        for late, task_and_completions in zip(given, known, strict=True):
+            refusal = validate_late_score(late, task_and_completions, self._rules)
             if refusal is None:
-                admitted.append(late)
+                accepted.append(late)
             else:
-                turned_away.append(refused(late, refusal, kind="score"))
+                refusals.append(refused(late, refusal, kind="score"))
         waiting = []
-        if admitted:
-            waiting.append(self._scores_in.submit(_score_rows(admitted, time.time())))
-        if turned_away:
-            waiting.append(self._quarantine_in.submit(self._refusals(turned_away)))
-        ids = tuple(late.completion_id for late in admitted)
-        return wait(after_all(waiting, Receipt(ids, refused=tuple(turned_away))))
+        if accepted:
+            waiting.append(self._score_committer.submit(_score_rows(accepted, time.time())))
+        if refusals:
+            waiting.append(self._submit_refusals(refusals))
+        ids = tuple(late.completion_id for late in accepted)
+        return wait(after_all(waiting, Receipt(ids, refused=tuple(refusals))))
 
     def record(self, events: Iterable[LedgerEvent]) -> None:
         """Append events to the ledger and wait until they are on disk.
@@ -207,30 +204,30 @@ class ExperienceLog(LogReader):
             return
         columns = {name: [getattr(event, name) for event in given] for name in ("group_id", "step", "cause", "by")}
         columns |= {"event": [event.event.value for event in given], "at": [time.time()] * len(given)}
-        wait(self._events_in.submit(pa.table(columns, schema=EVENTS)))
+        wait(self._event_committer.submit(pa.table(columns, schema=EVENTS)))
 
     def give_up(self, deadline: Deadline, now: float) -> list[str]:
-        """Apply a feedback deadline at the time `now` (unix seconds); returns the ids of the groups concerned.
+        """Apply a feedback deadline at the time `now` (unix seconds). Return the ids of the groups that are overdue.
 
-        The decision is written down like any other fact, so it is the same for every reader and after every resume.
+        The decision is written into the log, so it is the same for every reader and after every resume.
         """
-        late = self.unripe(appended_before=now - deadline.seconds)
+        overdue = self.unripe(appended_before=now - deadline.seconds)
         if deadline.then is Overdue.DROP:
             self.record(
-                LedgerEvent(group.id, LedgerEventKind.EXPIRED, cause="feedback", by=self._writer) for group in late
+                LedgerEvent(group.id, LedgerEventKind.EXPIRED, cause="feedback", by=self._writer) for group in overdue
             )
         else:
             self.score(
                 LateScore(group.id, completion.id, deadline.missing(), scorer="deadline")
-                for group in late
+                for group in overdue
                 for completion in group.completions
                 if completion.score is None
             )
-        return [group.id for group in late]
+        return [group.id for group in overdue]
 
     def close(self) -> None:
         """Commit what is queued, then close."""
-        for committer in (self._groups_in, self._scores_in, self._events_in, self._quarantine_in):
+        for committer in self._committers:
             committer.close()
 
     def __enter__(self) -> "ExperienceLog":
@@ -240,20 +237,20 @@ class ExperienceLog(LogReader):
         self.close()
 
 
-class _Sorted:
-    """The groups of one submission, by what becomes of them."""
+class _Submission:
+    """The groups of one call of `submit`, sorted by the result of validation."""
 
     def __init__(self) -> None:
-        self.admitted: list[Group] = []
+        self.accepted: list[Group] = []
         self.ids: set[str] = set()
         self.digests: list[str] = []
         self.repeated: list[str] = []
         self.refused: list[QuarantineEntry] = []
-        self.earlier: list[Future[None]] = []
+        self.earlier_commits: list[Future[None]] = []
         self.committed: Future[None] = Future()
 
-    def admit(self, group: Group, content: str) -> None:
-        self.admitted.append(group)
+    def accept(self, group: Group, content: str) -> None:
+        self.accepted.append(group)
         self.ids.add(group.id)
         self.digests.append(content)
 
@@ -263,15 +260,7 @@ def _committer(table: Table) -> Committer[pa.Table]:
 
 
 def _score_rows(scores: Sequence[LateScore], at: float) -> pa.Table:
-    fields = [score_fields(late.score) for late in scores]
-    columns = {
-        "group_id": [late.group_id for late in scores],
-        "completion_id": [late.completion_id for late in scores],
-        "scored_at": [at] * len(scores),
-        "scorer": [late.scorer for late in scores],
-    }
-    columns |= {
-        name: list(values)
-        for name, values in zip(("reward", "unscorable", "detail", "breakdown"), zip(*fields, strict=True), strict=True)
-    }
-    return pa.table(columns, schema=SCORES)
+    columns = {name: [getattr(late, name) for late in scores] for name in ("group_id", "completion_id", "scorer")}
+    fields = zip(*(score_fields(late.score) for late in scores), strict=True)
+    columns |= dict(zip(("reward", "unscorable", "detail", "breakdown"), map(list, fields), strict=True))
+    return pa.table(columns | {"scored_at": [at] * len(scores)}, schema=SCORES)

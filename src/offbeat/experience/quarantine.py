@@ -1,4 +1,4 @@
-"""What the door refused, kept with the reason and as much of it as JSON can hold."""
+"""Quarantine: what validation refused, stored with the reason and as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -12,74 +12,70 @@ import pyarrow as pa
 from offbeat.experience.schema import QUARANTINE
 
 MAX_PAYLOAD: Final = 4_194_304
-"""Characters of a payload; a longer one is cut and says so. What is cut was refused, and usually for its size."""
+"""Characters of a payload. A longer payload is cut and marked as cut."""
 
 Kind = Literal["group", "score"]
 
 
 class RefusalReason(StrEnum):
-    """Why something was refused: one word for counting, beside it a sentence for the person."""
+    """Why something was refused, as one word to count by."""
 
     NOT_A_GROUP = "not-a-group"
-    """Not a `Group` of a `Prompt` and `Completion`s at all."""
+    """Not a `Group` made of a `Prompt` and `Completion`s."""
     ID = "id"
-    """A missing or unusable id of group, prompt or completion, or one completion id twice in a group."""
+    """A missing or invalid id of a group, prompt or completion, or the same completion id twice in a group."""
     TASK = "task"
-    """The task has no usable name."""
+    """A missing or invalid task name."""
     PROMPT_TOKENS = "prompt-tokens"
-    """No prompt tokens, or not a flat list of them."""
+    """A prompt without tokens, or token ids that are not a flat list."""
     PROMPT_COLUMNS = "prompt-columns"
-    """The prompt's columns are not plain JSON."""
+    """Prompt columns that are not plain JSON."""
     NO_COMPLETIONS = "no-completions"
     """A group without completions."""
     TOKENS = "tokens"
     """An empty completion, or token ids that are not a flat list."""
     VOCABULARY = "vocabulary"
-    """A token id below 0 or beyond the vocabulary."""
+    """A token id below 0 or outside the vocabulary."""
     LOGPROBS_LENGTH = "logprobs-length"
-    """Not one behavior log-prob for each token."""
+    """A number of behavior log-probs that differs from the number of tokens."""
     LOGPROBS = "logprobs"
-    """A behavior log-prob that is not finite, or above 0."""
+    """A behavior log-prob that is not finite or is above 0."""
     LOSS_MASK = "loss-mask"
-    """Not one entry for each token."""
+    """A loss mask whose length differs from the number of tokens."""
     VERSIONS = "versions"
-    """Version spans that do not cover the completion once, in order; or a rollout that names no version."""
+    """Version spans that do not cover the completion exactly once and in order, or a rollout without spans."""
     FINISH = "finish"
-    """Not one of the ways a completion can end."""
+    """Not a `Finish`."""
     SOURCE = "source"
-    """The source has no usable name."""
+    """A missing or invalid source name."""
     SCORE = "score"
-    """Neither a score, nor unscorable for a known reason, nor awaited."""
+    """Not a `Score`, not an `Unscorable` with a known reason, and not None."""
     REWARD = "reward"
-    """A reward, or a part of it, that is not a finite number."""
+    """A reward, or a part of its breakdown, that is not a finite number."""
     REWARD_RANGE = "reward-range"
     """A reward outside the range of its task."""
     SIZE = "size"
-    """More completions, tokens or text than a group may hold."""
+    """More completions, tokens or text than the rules allow."""
     CONFLICT = "conflict"
-    """The log holds a group of this id with other content."""
+    """The log has a group with this id and different content."""
     UNKNOWN_GROUP = "unknown-group"
     """Late feedback for a group that is not in the log."""
     UNKNOWN_COMPLETION = "unknown-completion"
-    """Late feedback for a completion its group does not have."""
+    """Late feedback for a completion that its group does not have."""
     UNREADABLE = "unreadable"
-    """An importer could not make a group of it."""
+    """Imported rows that cannot be converted to a group."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why, and the sentence that tells the person what was found.
-
-    >>> Refusal(RefusalReason.REWARD, "completion g7/1 has reward nan; a reward is a finite number").reason
-    <RefusalReason.REWARD: 'reward'>
-    """
+    """The reason, and a sentence with the value found."""
 
     reason: RefusalReason
     detail: str
 
 
 class RefusedError(Exception):
-    """How a rule of the door says no. It does not leave the door."""
+    """Raised by a validation rule and caught inside validation."""
 
     def __init__(self, reason: RefusalReason, detail: str) -> None:
         super().__init__(detail)
@@ -88,21 +84,17 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class QuarantineEntry:
-    """One thing that was refused.
-
-    >>> QuarantineEntry("g7", Refusal(RefusalReason.ID, "the prompt's id is ''"), payload='{"id":"g7"}').kind
-    'group'
-    """
+    """One refused group or late score, with its content as JSON."""
 
     group_id: str
-    """Empty where it had no usable id."""
+    """Empty if there was no usable id."""
     refusal: Refusal
     payload: str
     kind: Kind = "group"
 
 
 def refused(thing: object, refusal: Refusal, *, kind: Kind = "group") -> QuarantineEntry:
-    """Take down what was refused. Never fails, whatever it is.
+    """Return the quarantine entry for anything that was refused. Never raises.
 
     >>> refused({"id": "g7", "reward": float("nan")}, Refusal(RefusalReason.NOT_A_GROUP, "found a dict")).payload
     '{"id": "g7", "reward": "nan"}'
@@ -111,7 +103,7 @@ def refused(thing: object, refusal: Refusal, *, kind: Kind = "group") -> Quarant
     try:
         payload = json.dumps(_plain(thing, depth=0))
     except (ValueError, TypeError, RecursionError) as error:
-        payload = json.dumps(f"not expressible as JSON: {error}")
+        payload = json.dumps(f"cannot be written as JSON: {error}")
     if len(payload) > MAX_PAYLOAD:
         payload = json.dumps({"cut": True, "characters": len(payload), "begins": payload[: MAX_PAYLOAD // 2]})
     return QuarantineEntry(_storable(name) if isinstance(name, str) else "", refusal, payload, kind)
@@ -122,7 +114,7 @@ def _storable(text: str) -> str:
 
 
 def _plain(value: object, depth: int) -> object:
-    """Anything as plain JSON; what JSON has no word for becomes its repr."""
+    """Convert anything to plain JSON. What JSON cannot express becomes its repr."""
     if depth > 32:
         return "…"
     match value:
@@ -144,7 +136,7 @@ def _plain(value: object, depth: int) -> object:
 
 
 def quarantine_rows(entries: Sequence[QuarantineEntry], *, at: float, writer: str) -> pa.Table:
-    """Refusals as rows of `quarantine`."""
+    """Convert entries to rows of `quarantine`."""
     columns = {
         "group_id": [entry.group_id for entry in entries],
         "kind": [entry.kind for entry in entries],

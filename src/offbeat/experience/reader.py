@@ -1,4 +1,4 @@
-"""The reading side of the log: snapshots, groups with their late scores in place, and what samplers are fed."""
+"""Reading the log: snapshots, groups with their late scores, the sampler's rows, the ledger and the totals."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +12,11 @@ from offbeat.errors import LogReadError
 from offbeat.experience.catalog import Catalog, Ints
 from offbeat.experience.feedback import merge
 from offbeat.experience.index import NO_VERSION, Columns
-from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, settle
+from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, LogStats, compute_stats, settle
 from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason
 from offbeat.experience.rows import READ, groups_from, reward_figures
 from offbeat.experience.schema import Snapshot, Tables, digest, score_from
+from offbeat.storage.files import local_path
 from offbeat.types import Group, Score, Unscorable
 
 Scores = dict[str, Score | Unscorable]
@@ -23,7 +24,7 @@ Scores = dict[str, Score | Unscorable]
 
 _SUMMARY: Final = ["oldest_version", "task", "sources", "scored", "awaited", "reward_mean", "reward_std", "tokens"]
 _SOURCE_BITS: Final = 31
-"""Sources from this number on share one bit."""
+"""All sources from this number on share one bit."""
 
 
 class LogReader:
@@ -43,42 +44,41 @@ class LogReader:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        """Groups, scores, events and quarantine as Lance tables."""
         self._catalog = Catalog(tables)
 
     @classmethod
     def open(cls, uri: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> "LogReader":
-        """Open a log that exists, to read it only."""
+        """Open an existing log for reading."""
         return cls(Tables.open(os.fspath(uri), storage_options, create=False))
 
     def snapshot(self) -> Snapshot:
-        """The log as it stands now."""
+        """Return the current snapshot of the log."""
         return self.tables.snapshot()
 
-    def _as_of(self, snapshot: Snapshot | None) -> Snapshot:
+    def _catch_up(self, snapshot: Snapshot | None) -> Snapshot:
         now = self.snapshot() if snapshot is None else snapshot
         self._catalog.catch_up(now)
         return now
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks, by the number the index gives them."""
+        """Task names in the order of their numbers in `Columns.task`."""
         return list(self._catalog.tasks)
 
     @property
     def sources(self) -> list[str]:
-        """Names of the sources, by the bit the index gives them."""
+        """Source names in the order of their bits in `Columns.sources`."""
         return list(self._catalog.sources)
 
     def find(self, group_ids: Sequence[str], snapshot: Snapshot | None = None) -> Ints:
-        """The ordinal of each group, −1 where it is not in the log."""
-        now = self._as_of(snapshot)
+        """Return the ordinal of each group, −1 for a group that is not in the log."""
+        now = self._catch_up(snapshot)
         rows = self._catalog.rows_of(group_ids)
         return np.where((rows >= 0) & (rows < now.groups), self._catalog.ordinals(rows), -1)
 
     def read(self, which: Sequence[int] | Sequence[str] | Ints, snapshot: Snapshot | None = None) -> list[Group]:
-        """Groups by ordinal or by id, in the order asked for, with late scores in place."""
-        now = self._as_of(snapshot)
+        """Return groups by ordinal or by id, in the given order, with late scores filled in."""
+        now = self._catch_up(snapshot)
         ordinals = np.asarray(which)
         if ordinals.dtype.kind == "U":
             ids = [str(name) for name in which]
@@ -88,45 +88,47 @@ class LogReader:
         rows = self._catalog.rows_at(ordinals.astype(np.int64))
         if len(rows) and (int(ordinals.min()) < 0 or int(rows.max()) >= now.groups):
             raise LogReadError(
-                f"ordinals {ordinals.min()} … {ordinals.max()} were asked for; the snapshot has {self.size(now)} groups"
+                f"ordinals {ordinals.min()} … {ordinals.max()} were requested; the snapshot has {self.size(now)} groups"
             )
         return self._groups(rows, now)
 
     def size(self, snapshot: Snapshot | None = None) -> int:
-        """How many groups there are, repetitions left out."""
-        now = self._as_of(snapshot)
-        return now.groups - self._catalog.repetitions(now)
+        """Return the number of groups, without repeated rows."""
+        now = self._catch_up(snapshot)
+        return now.groups - self._catalog.count_repeats(now)
 
     def groups(self, snapshot: Snapshot | None = None, *, at_once: int = 256) -> Iterator[Group]:
-        """Every group in commit order, read some at a time."""
-        now = self._as_of(snapshot)
+        """Yield every group in commit order, reading `at_once` rows at a time."""
+        now = self._catch_up(snapshot)
         for start in range(0, now.groups, at_once):
-            yield from self._groups(self._catalog.first(np.arange(start, min(start + at_once, now.groups))), now)
+            rows = np.arange(start, min(start + at_once, now.groups))
+            yield from self._groups(self._catalog.without_repeats(rows), now)
 
     def _groups(self, rows: Ints, now: Snapshot) -> list[Group]:
         if not len(rows):
             return []
         groups = groups_from(self.tables.groups.take(rows, READ))
-        late = self._late(rows, now)
+        late = self._late_scores(rows, now)
         return [merge(group, late[i]) if i in late else group for i, group in enumerate(groups)]
 
     def unripe(self, *, appended_before: float, snapshot: Snapshot | None = None) -> list[Group]:
-        """Groups appended before that time (unix seconds) which still lack feedback and were not given up."""
-        now = self._as_of(snapshot)
+        """Return groups appended before that time (unix seconds) that lack feedback and that no deadline dropped."""
+        now = self._catch_up(snapshot)
         found = self.tables.groups.scan(0, now.groups, [], f"awaited > 0 AND appended_at <= {appended_before!r}")
-        rows = self._catalog.first(_ints(found["_rowid"]))
-        return [group for group in self._groups(rows[~self._catalog.given_up(rows, now)], now) if not group.scored]
+        rows = self._catalog.without_repeats(_ints(found["_rowid"]))
+        rows = rows[~self._catalog.dropped_by_deadline(rows, now)]
+        return [group for group in self._groups(rows, now) if not group.scored]
 
-    def _known(self, group_ids: Sequence[str]) -> list[tuple[str, list[str]] | None]:
-        """Task and completion ids of each group; None for a group that is not in the log."""
-        self._as_of(None)
+    def _tasks_and_completions(self, group_ids: Sequence[str]) -> list[tuple[str, list[str]] | None]:
+        """Return the task and completion ids of each group, or None for a group that is not in the log."""
+        self._catch_up(None)
         rows = self._catalog.rows_of(group_ids)
         stored = self.tables.groups.take(rows[rows >= 0], ["task", "completion_ids"])
         known = zip(stored["task"].to_pylist(), stored["completion_ids"].to_pylist(), strict=True)
         return [next(known) if row >= 0 else None for row in rows.tolist()]
 
-    def _late(self, rows: Ints, now: Snapshot) -> dict[int, Scores]:
-        """Late scores by position in `rows`; the last one for a completion counts."""
+    def _late_scores(self, rows: Ints, now: Snapshot) -> dict[int, Scores]:
+        """Return late scores by position in `rows`. The last one for a completion counts."""
         at, found = self._catalog.late_scores(rows, now)
         if not len(at):
             return {}
@@ -137,7 +139,7 @@ class LogReader:
             at.tolist(), zip(*(stored[c].to_pylist() for c in columns), strict=True), strict=True
         ):
             score = score_from(*fields)
-            assert score is not None  # the door admits no empty feedback
+            assert score is not None  # validation refuses empty feedback
             late.setdefault(position, {})[completion_id] = score
         return late
 
@@ -149,8 +151,8 @@ class LogReader:
         versions: tuple[int, int] | None = None,
         snapshot: Snapshot | None = None,
     ) -> Ints:
-        """Ordinals of the groups of a task, with a completion of a source, with oldest version in [low, high]."""
-        now = self._as_of(snapshot)
+        """Return the ordinals of groups by task, by source of a completion, or by oldest version in [low, high]."""
+        now = self._catch_up(snapshot)
         conditions = ["true"]
         if task is not None:
             conditions.append(f"task = {_quoted(task)}")
@@ -159,24 +161,24 @@ class LogReader:
         if versions is not None:
             conditions.append(f"oldest_version >= {int(versions[0])} AND oldest_version <= {int(versions[1])}")
         found = self.tables.groups.scan(0, now.groups, [], " AND ".join(conditions))
-        return self._catalog.ordinals(self._catalog.first(_ints(found["_rowid"])))
+        return self._catalog.ordinals(self._catalog.without_repeats(_ints(found["_rowid"])))
 
     def index_since(self, cursor: Snapshot | None, until: Snapshot | None = None) -> tuple[Columns, Snapshot]:
-        """What a sampler is fed: groups that are new or got feedback after `cursor`, and the cursor to go on from.
+        """Return what to feed a sampler: groups that are new or got feedback after `cursor`, and the next cursor.
 
-        What it returns depends on the two snapshots alone, so a resumed sampler can be fed the same again.
+        The result depends only on the two snapshots, so a resumed sampler can be fed the same rows again.
         """
-        now = self._as_of(until)
+        now = self._catch_up(until)
         since = cursor or Snapshot()
         changed = self._catalog.scored_between(since.scores, now.scores)
         changed = changed[changed < since.groups]
-        fresh = self._catalog.first(np.arange(since.groups, now.groups))
+        new = self._catalog.without_repeats(np.arange(since.groups, now.groups))
         parts = [self.tables.groups.take(changed, _SUMMARY)] if len(changed) else []
-        if len(fresh):
+        if len(new):
             scanned = self.tables.groups.scan(since.groups, now.groups, _SUMMARY)
-            keep = np.isin(_ints(scanned["_rowid"]), fresh)
+            keep = np.isin(_ints(scanned["_rowid"]), new)
             parts.append(scanned.select(_SUMMARY).filter(pa.array(keep)))
-        rows = np.concatenate([changed, fresh])
+        rows = np.concatenate([changed, new])
         return self._columns(rows, parts, now), now
 
     def _columns(self, rows: Ints, parts: list[pa.Table], now: Snapshot) -> Columns:
@@ -187,7 +189,7 @@ class LogReader:
             name: summary[name].to_numpy() for name in ("scored", "awaited", "reward_mean", "reward_std", "tokens")
         }
         values = {name: np.nan_to_num(array) for name, array in values.items()}
-        self._with_late_scores(rows, values, now)
+        self._apply_late_scores(rows, values, now)
         sources = summary["sources"].combine_chunks()
         bits = np.array([1 << min(code, _SOURCE_BITS) for code in self._catalog.sources.values()], np.uint32)
         per_completion = bits[_codes(sources.flatten(), self._catalog.sources)]
@@ -197,7 +199,7 @@ class LogReader:
             oldest_version=summary["oldest_version"].fill_null(NO_VERSION).to_numpy(),
             task=_codes(summary["task"], self._catalog.tasks).astype(np.uint16),
             sources=np.bitwise_or.reduceat(per_completion, np.cumsum(sizes) - sizes),
-            ripe=(values["awaited"] == 0) & ~self._catalog.given_up(rows, now),
+            ripe=(values["awaited"] == 0) & ~self._catalog.dropped_by_deadline(rows, now),
             completions=sizes.astype(np.uint16),
             scored=values["scored"].astype(np.uint16),
             reward_mean=values["reward_mean"].astype(np.float32),
@@ -205,9 +207,9 @@ class LogReader:
             tokens=values["tokens"].astype(np.int32),
         )
 
-    def _with_late_scores(self, rows: Ints, values: dict[str, NDArray[np.generic]], now: Snapshot) -> None:
-        """Put right the figures of groups that got late scores; the stored ones are as of appending."""
-        late = self._late(rows, now)
+    def _apply_late_scores(self, rows: Ints, values: dict[str, NDArray[np.generic]], now: Snapshot) -> None:
+        """Update the figures of groups that got late scores; the stored ones are from the append."""
+        late = self._late_scores(rows, now)
         if not late:
             return
         at = np.array(sorted(late), np.int64)
@@ -223,15 +225,15 @@ class LogReader:
             values["reward_std"][i] = std or 0.0
 
     def ledger(self, snapshot: Snapshot | None = None) -> Ledger:
-        """What became of every group, from the log alone."""
-        now = self._as_of(snapshot)
-        rows = self._catalog.first(np.arange(now.groups))
+        """Compute the fate of every group from the log alone."""
+        now = self._catch_up(snapshot)
+        rows = self._catalog.without_repeats(np.arange(now.groups))
         stored = self.tables.groups.scan(0, now.groups, ["group_id"])["group_id"].to_numpy()[rows]
         columns = ["group_id", "event", "step", "cause", "by"]
-        happened = self.tables.events.scan(0, now.events, columns)
+        recorded = self.tables.events.scan(0, now.events, columns)
         events = (
             LedgerEvent(group, LedgerEventKind(event), step, cause, by)
-            for group, event, step, cause, by in zip(*(happened[c].to_pylist() for c in columns), strict=True)
+            for group, event, step, cause, by in zip(*(recorded[c].to_pylist() for c in columns), strict=True)
         )
         refusals = self.tables.quarantine.scan(0, now.quarantine, ["group_id", "reason"], "kind = 'group'")
         refused = (
@@ -239,10 +241,10 @@ class LogReader:
             for group, reason, row in zip(*(refusals[c].to_pylist() for c in refusals.column_names), strict=True)
         )
         conflicts = sum(row < now.groups for row in self._catalog.conflicting)
-        return settle(stored, events, refused, repeated=self._catalog.repetitions(now), conflicts=conflicts)
+        return settle(stored, events, refused, repeated=self._catalog.count_repeats(now), conflicts=conflicts)
 
     def quarantined(self, snapshot: Snapshot | None = None) -> list[QuarantineEntry]:
-        """What the door refused, in commit order."""
+        """Return what validation refused, in commit order."""
         now = snapshot or self.snapshot()
         columns = ["group_id", "reason", "detail", "payload", "kind"]
         stored = self.tables.quarantine.scan(0, now.quarantine, columns)
@@ -252,14 +254,23 @@ class LogReader:
         ]
 
     def damaged(self, snapshot: Snapshot | None = None) -> list[str]:
-        """Ids of groups whose stored content does not fit its digest: storage that changed what it was given."""
-        now = self._as_of(snapshot)
+        """Return the ids of groups whose stored content does not match its digest: the storage changed it."""
+        now = self._catch_up(snapshot)
         found: list[str] = []
         for start in range(0, now.groups, 256):
             stored = self.tables.groups.take(np.arange(start, min(start + 256, now.groups)), [*READ, "digest"])
             pairs = zip(groups_from(stored), stored["digest"].to_pylist(), strict=True)
             found += [group.id for group, written in pairs if digest(group) != written]
         return found
+
+    def stats(self) -> LogStats:
+        """Count what is in the log now, including late scores."""
+        rows, now = self.index_since(None)
+        reasons = self.tables.quarantine.scan(0, now.quarantine, ["reason"])["reason"].to_pylist()
+        path = local_path(self.tables.groups.uri)
+        files = [file for file in path.parent.rglob("*") if file.is_file()] if path else []
+        size = sum(file.stat().st_size for file in files) if path else None
+        return compute_stats(rows, self.tasks, self.sources, reasons, late_scores=now.scores, bytes_on_disk=size)
 
 
 def _ints(column: pa.ChunkedArray) -> Ints:
@@ -271,7 +282,7 @@ def _quoted(text: str) -> str:
 
 
 def _codes(names: pa.ChunkedArray | pa.Array, codes: Mapping[str, int]) -> Ints:
-    """The number of each name; one look-up per distinct name."""
+    """Return the number of each name, with one lookup for each distinct name."""
     chunks = names.dictionary_encode()
     whole = chunks.combine_chunks() if isinstance(chunks, pa.ChunkedArray) else chunks
     numbers = np.array([codes[name] for name in whole.dictionary.to_pylist()], np.int64)

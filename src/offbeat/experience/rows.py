@@ -1,4 +1,4 @@
-"""How groups become rows of `groups`, and rows become groups again: whole columns at a time, without copies."""
+"""Conversion between groups and rows of the table `groups`: whole columns at a time, reading without copies."""
 
 import json
 import math
@@ -26,13 +26,13 @@ def _offsets(lengths: Iterable[int]) -> NDArray[np.int32]:
     np.cumsum(sizes, out=ends[1:])
     if ends[-1] > np.iinfo(np.int32).max:
         raise OverflowError(
-            f"{ends[-1]} tokens in one append, more than a column can count; append fewer groups at once"
+            f"{ends[-1]} tokens in one append, more than a column can index; append fewer groups at once"
         )
     return ends.astype(np.int32)
 
 
-def _lists(offsets: NDArray[np.int32], values: pa.Array, absent: NDArray[np.bool_] | None = None) -> pa.ListArray:
-    mask = None if absent is None or not absent.any() else pa.array(absent)
+def _lists(offsets: NDArray[np.int32], values: pa.Array, missing: NDArray[np.bool_] | None = None) -> pa.ListArray:
+    mask = None if missing is None or not missing.any() else pa.array(missing)
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
 
 
@@ -41,13 +41,13 @@ def _flat(arrays: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> pa.
 
 
 def _streams(completions: Sequence[Completion]) -> dict[str, pa.Array]:
-    """The per-token columns, one list per completion."""
+    """Return the per-token columns, with one list for each completion."""
     lengths = [len(c.token_ids) for c in completions]
     known = [c.behavior_logprobs for c in completions if c.behavior_logprobs is not UNKNOWN]
     unknown = np.array([c.behavior_logprobs is UNKNOWN for c in completions], np.bool_)
-    starts = _offsets(lengths)[:-1]  # no completion is empty: the door saw to it
-    whole = np.logical_and.reduceat(np.concatenate([c.loss_mask for c in completions]), starts)
-    masks = [c.loss_mask for c, w in zip(completions, whole, strict=True) if not w]
+    starts = _offsets(lengths)[:-1]  # validation refuses empty completions
+    all_trained = np.logical_and.reduceat(np.concatenate([c.loss_mask for c in completions]), starts)
+    masks = [c.loss_mask for c, w in zip(completions, all_trained, strict=True) if not w]
     spans = [span for c in completions for span in c.versions]
     span_columns = [
         pa.array(np.fromiter((getattr(span, name) for span in spans), np.int32, len(spans)))
@@ -62,13 +62,15 @@ def _streams(completions: Sequence[Completion]) -> dict[str, pa.Array]:
             _offsets(len(c.versions) for c in completions), pa.StructArray.from_arrays(span_columns, fields=list(SPAN))
         ),
         "loss_masks": _lists(
-            _offsets(0 if w else n for n, w in zip(lengths, whole, strict=True)), _flat(masks, np.bool_), whole
+            _offsets(0 if w else n for n, w in zip(lengths, all_trained, strict=True)),
+            _flat(masks, np.bool_),
+            all_trained,
         ),
     }
 
 
 def group_rows(groups: Sequence[Group], digests: Sequence[str], *, appended_at: float, writer: str) -> pa.Table:
-    """Groups, at least one, as rows of `groups`. What is given here has passed the door.
+    """Convert at least one valid group to rows of `groups`.
 
     >>> from offbeat.experience.schema import digest
     >>> prompt = Prompt(id="p", token_ids=[1], task="arithmetic")
@@ -79,14 +81,14 @@ def group_rows(groups: Sequence[Group], digests: Sequence[str], *, appended_at: 
     """
     completions = [c for g in groups for c in g.completions]
     per_group = _offsets(len(g.completions) for g in groups)
-    scores = [score_fields(c.score) for c in completions]
+    rewards, reasons, details, breakdowns = zip(*(score_fields(c.score) for c in completions), strict=True)
     texts = {
         "completion_ids": [c.id for c in completions],
         "finishes": [str(c.finish) for c in completions],
         "sources": [c.source for c in completions],
-        "unscorable": [reason for _, reason, _, _ in scores],
-        "details": [detail for _, _, detail, _ in scores],
-        "breakdowns": [parts for _, _, _, parts in scores],
+        "unscorable": reasons,
+        "details": details,
+        "breakdowns": breakdowns,
     }
     columns: dict[str, object] = {
         "group_id": [g.id for g in groups],
@@ -100,7 +102,7 @@ def group_rows(groups: Sequence[Group], digests: Sequence[str], *, appended_at: 
         "prompt_token_ids": _lists(
             _offsets(len(g.prompt.token_ids) for g in groups), _flat([g.prompt.token_ids for g in groups], np.int32)
         ),
-        "rewards": _lists(per_group, pa.array([reward for reward, _, _, _ in scores], pa.float64())),
+        "rewards": _lists(per_group, pa.array(rewards, pa.float64())),
     }
     columns |= {name: _lists(per_group, pa.array(values, pa.string())) for name, values in texts.items()}
     columns |= {name: _lists(per_group, values) for name, values in _streams(completions).items()}
@@ -110,20 +112,20 @@ def group_rows(groups: Sequence[Group], digests: Sequence[str], *, appended_at: 
 
 
 def _summaries(groups: Sequence[Group]) -> dict[str, object]:
-    figures = [reward_figures([c.score for c in group.completions]) for group in groups]
+    scored, means, stds = zip(*(reward_figures(c.score for c in group.completions) for group in groups), strict=True)
     return {
-        "oldest_version": [min((s.version for c in g.completions for s in c.versions), default=None) for g in groups],
+        "oldest_version": [g.oldest_version for g in groups],
         "logprobs_known": [all(c.behavior_logprobs is not UNKNOWN for c in g.completions) for g in groups],
         "awaited": [sum(c.score is None for c in g.completions) for g in groups],
-        "scored": [scored for scored, _, _ in figures],
-        "reward_mean": [mean for _, mean, _ in figures],
-        "reward_std": [std for _, _, std in figures],
+        "scored": list(scored),
+        "reward_mean": list(means),
+        "reward_std": list(stds),
         "tokens": [len(g.prompt.token_ids) + sum(len(c.token_ids) for c in g.completions) for g in groups],
     }
 
 
 def reward_figures(scores: Iterable[Score | Unscorable | None]) -> tuple[int, float | None, float | None]:
-    """How many are scored, their mean reward, and the population's standard deviation. Others do not count.
+    """Return the number of rewards, their mean and their population standard deviation.
 
     >>> reward_figures([Score(1.0), None, Score(0.0), Unscorable("timeout")])
     (2, 0.5, 0.5)
@@ -136,14 +138,14 @@ def reward_figures(scores: Iterable[Score | Unscorable | None]) -> tuple[int, fl
 
 
 def _two_levels(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.bool_], pa.Array]:
-    """Of a list of lists: where each inner list starts and ends, which are null, and the values beneath."""
+    """Split a list of lists into the offsets of its inner lists, a mask of the null ones, and the flat values."""
     inner = column.combine_chunks().flatten()
     offsets = inner.offsets.to_numpy().astype(np.int64)
     return offsets, inner.is_null().to_numpy(zero_copy_only=False), inner.values
 
 
 def groups_from(rows: pa.Table) -> list[Group]:
-    """The groups that rows of `groups` hold. Their arrays are views of the rows: nothing is copied."""
+    """Convert rows of `groups` to groups. Their arrays are views of the rows: nothing is copied."""
     names = {name: rows[name].to_pylist() for name in ("group_id", "prompt_id", "task", "prompt_columns")}
     flat = {
         name: rows[name].combine_chunks().flatten().to_pylist()
@@ -151,7 +153,7 @@ def groups_from(rows: pa.Table) -> list[Group]:
     }
     token_at, _, tokens = _two_levels(rows["token_ids"])
     logprob_at, unknown, logprobs = _two_levels(rows["behavior_logprobs"])
-    mask_at, whole, masks = _two_levels(rows["loss_masks"])
+    mask_at, all_trained, masks = _two_levels(rows["loss_masks"])
     span_at, _, spans = _two_levels(rows["versions"])
     token_values, logprob_values = tokens.to_numpy(), logprobs.to_numpy()
     mask_values = masks.to_numpy(zero_copy_only=False)
@@ -165,7 +167,7 @@ def groups_from(rows: pa.Table) -> list[Group]:
             behavior_logprobs=UNKNOWN if unknown[i] else logprob_values[logprob_at[i] : logprob_at[i + 1]],
             versions=tuple(span_values[span_at[i] : span_at[i + 1]]),
             loss_mask=every_token[: token_at[i + 1] - token_at[i]]
-            if whole[i]
+            if all_trained[i]
             else mask_values[mask_at[i] : mask_at[i + 1]],
             finish=Finish(flat["finishes"][i]),
             source=flat["sources"][i],

@@ -1,10 +1,10 @@
-"""Which groups come next.
+"""The sampler: a pure state machine that decides which groups the next batch contains.
 
-A pure state machine. It sees the index of the log and the step count; no clock, no files, no tensors. Randomness is
-derived from the seed by name and step, so what it draws next is a function of its settings, the columns it was fed
-and its state, and of nothing else: the log's snapshot and `state()` in a checkpoint are an exact resume.
+It sees the index of the log and the step count; no clock, no files, no tensors. Randomness is derived from the seed by
+name and step, so the next draw is a function of the settings, the columns fed and the state, and of nothing else: a
+snapshot of the log and `state()` in a checkpoint give an exact resume.
 
-    feed(columns)  new groups, and feedback to earlier ones
+    feed(columns)  new groups, and feedback for earlier ones
     draw(k)        a full batch for the step that starts from π_k, or how many groups are missing
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.experience.index import CLOSED, NO_VERSION, Columns, DrawCounts, Index
-from offbeat.experience.modes import Mode, View, Walk
+from offbeat.experience.modes import Candidates, EpochPosition, Mode
 from offbeat.types import Json
 
 STATE_FORMAT: Final = 1
@@ -25,38 +25,34 @@ Cause = Literal["expired", "too-small", "zero-variance"]
 
 @dataclass(frozen=True)
 class SamplerLimits:
-    """What holds for every mode.
-
-    >>> SamplerLimits(batch=64, max_lag=8).drop_zero_variance
-    False
-    """
+    """The limits of a draw in every mode."""
 
     batch: int
-    """Groups in a draw."""
+    """Groups in a batch."""
     max_lag: int | None = None
-    """A group expires when k − its oldest version exceeds this; one without a version of ours never does."""
+    """A group expires when k − its oldest version exceeds this. A group without a policy version never expires."""
     drop_zero_variance: bool = False
-    """Drop groups whose rewards are all equal, instead of leaving them to the objective's mask."""
+    """Drop groups whose rewards are all equal. By default the objective masks them."""
     variance_tolerance: float = 1e-6
-    """A standard deviation up to this counts as none."""
+    """A standard deviation up to this counts as zero."""
     tasks: frozenset[int] | None = None
-    """Codes of the tasks to draw from; None takes all. Groups of other tasks are left waiting, not dropped."""
+    """Numbers of the tasks to draw from; None means all. Groups of other tasks stay waiting and are not dropped."""
     sources: int | None = None
-    """Bits of the sources to draw from, of which a group needs one; None takes all."""
+    """Bits of the sources to draw from, at least one of which a group needs; None means all."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise ValueError(f"batch = {self.batch}: a draw needs at least 1 group")
+            raise ValueError(f"batch = {self.batch} must be at least 1 group")
         if self.max_lag is not None and self.max_lag < 0:
-            raise ValueError(f"max_lag = {self.max_lag}: 0 takes only groups of the current version; None takes any")
+            raise ValueError(f"max_lag = {self.max_lag} must be at least 0 (only the current version), or None")
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """A group that was never drawn and never will be: an entry for the ledger, with `step = k`.
+    """A group that was never drawn and never will be. Record it in the ledger with `step = k`.
 
-    What is drawn at k is trained as step k + 1, so a trainer that goes back to k takes back the training and keeps
-    the drops, which the state of the checkpoint may or may not know of already.
+    A batch drawn at k is trained as step k + 1. So a trainer that rewinds to k cancels the training and keeps the
+    drops, whether or not the checkpoint's state already contains them.
     """
 
     ordinal: int
@@ -65,33 +61,33 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Draw:
-    """A full batch."""
+    """The batch for the step that starts from π_k, and the groups that were dropped on the way."""
 
     k: int
     ordinals: tuple[int, ...]
     replayed: tuple[bool, ...]
-    """Which of them came from the past."""
+    """True for each group that the mode chose as a past group."""
     lags: tuple[int | None, ...]
-    """k − oldest version of each; None where no version of ours took part."""
+    """k − oldest version of each group; None for a group without a policy version."""
     dropped: tuple[Dropped, ...]
-    """Found hopeless since the last call."""
+    """Groups dropped since the last call."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """No batch yet. Asking again at the same k is safe and loses nothing."""
+    """There are too few groups for a batch. Calling `draw` again at the same k is safe and loses nothing."""
 
     k: int
     needed: int
     """Groups missing from a full batch."""
     cooling: int
-    """Groups that only a cooldown holds back. If no new groups can come, it is too long for this batch."""
+    """Groups that only a cooldown holds back. If no new groups can arrive, the cooldown is too long for this batch."""
     dropped: tuple[Dropped, ...]
-    """Found hopeless since the last call."""
+    """Groups dropped since the last call."""
 
 
 class Sampler:
-    """Fed with columns, asked for batches.
+    """Chooses batches from the columns it is fed.
 
     >>> from offbeat.experience.modes import Fresh
     >>> sampler = Sampler(Fresh(), SamplerLimits(batch=2, max_lag=4), seed=7)
@@ -108,103 +104,104 @@ class Sampler:
     def __init__(self, mode: Mode, limits: SamplerLimits, seed: int) -> None:
         self._mode, self._limits, self._seed = mode, limits, seed
         self._index = Index()
-        self._history = DrawCounts()
-        self._walk = Walk()
+        self._counts = DrawCounts()
+        self._position = EpochPosition()
         self._k = -1
 
     def feed(self, rows: Columns) -> None:
-        """Learn of new groups, and of feedback to earlier ones."""
+        """Add new groups, and feedback for earlier ones."""
         self._index.feed(rows)
-        self._history.grow(len(self._index))
+        self._counts.grow(len(self._index))
 
     def draw(self, k: int, *, at_least: int | None = None) -> Draw | Waiting:
-        """The batch for the step that starts from π_k, or how much is missing. Each k gets one batch, in order.
+        """Return the batch for the step that starts from π_k, or how many groups are missing.
 
-        With `at_least`, a batch that has so many groups will do, where there are not enough for a full one.
+        Each k gets one batch, in ascending order. With `at_least`, a batch of that many groups is enough if there are
+        not enough for a full one.
         """
         if k <= self._k:
             raise ValueError(
-                f"asked for a batch at k = {k}, but the batch of k = {self._k} is already drawn; "
-                "restore the state that belongs to the checkpoint resumed from"
+                f"a batch at k = {k} was requested, but the batch of k = {self._k} is already drawn; "
+                "restore the sampler state of the checkpoint that the run resumed from"
             )
         dropped = self._drop(k)
-        view = self._view(k)
-        choice = self._mode.choose(view, self._walk)
-        chosen = np.concatenate([choice.fresh, choice.past])
-        if len(chosen) < (self._limits.batch if at_least is None else at_least):
-            cooling = view.able & ~view.cooled(self._mode.cooldown)
-            return Waiting(k, self._limits.batch - len(chosen), int(cooling.sum()), dropped)
-        self._history.mark(chosen, k, self._mode.reuse_budget)
-        self._k, self._walk = k, choice.walk
-        versions = self._index.columns.oldest_version[chosen].tolist()
+        candidates = self._candidates(k)
+        chosen = self._mode.choose(candidates, self._position)
+        ordinals = np.concatenate([chosen.fresh, chosen.past])
+        if len(ordinals) < (self._limits.batch if at_least is None else at_least):
+            cooling = candidates.eligible & ~candidates.rested(self._mode.cooldown)
+            return Waiting(k, self._limits.batch - len(ordinals), int(cooling.sum()), dropped)
+        self._counts.mark(ordinals, k, self._mode.reuse_budget)
+        self._k, self._position = k, chosen.position
+        versions = self._index.columns.oldest_version[ordinals].tolist()
         return Draw(
             k,
-            ordinals=tuple(chosen.tolist()),
-            replayed=(False,) * len(choice.fresh) + (True,) * len(choice.past),
+            ordinals=tuple(ordinals.tolist()),
+            replayed=(False,) * len(chosen.fresh) + (True,) * len(chosen.past),
             lags=tuple(None if version == NO_VERSION else k - version for version in versions),
             dropped=dropped,
         )
 
     def again(self) -> None:
-        """The batch drawn last was not trained on: its k may be drawn for once more. Its groups count as drawn."""
+        """Allow another draw at the last k, because its batch was not trained on. Its groups still count as drawn."""
         self._k -= 1
 
     def waiting_versions(self, k: int) -> NDArray[np.int32]:
-        """Versions of our own groups that could be drawn at k and never were, the oldest first."""
-        view = self._view(k)
-        hopeless = np.logical_or.reduce(list(self._hopeless(k, view.start).values()))
-        mine = view.able & (view.uses == 0) & (view.oldest_version != NO_VERSION) & ~hopeless
-        return np.sort(view.oldest_version[mine])
+        """Return the policy versions of groups that could be drawn at k and never were, the oldest first."""
+        found = self._candidates(k)
+        undrawable = np.logical_or.reduce(list(self._undrawable(k, found.start).values()))
+        waiting = found.eligible & (found.uses == 0) & (found.oldest_version != NO_VERSION) & ~undrawable
+        return np.sort(found.oldest_version[waiting])
 
     def state(self) -> dict[str, Json]:
-        """All there is to remember, as JSON for the checkpoint; it grows with the groups still in play."""
-        walk = self._walk
+        """Return the state as JSON for the checkpoint. It grows with the groups that can still be drawn."""
+        at = self._position
         cooling_since = self._k + 1 - self._mode.cooldown
         return {
             **self._identity(),
             "k": self._k,
             "groups": len(self._index),
-            "runs": cast(Json, self._history.runs(cooling_since)),
-            "walk": [walk.epoch, walk.population, walk.position, *walk.deferred],
+            "runs": cast(Json, self._counts.runs(cooling_since)),
+            "walk": [at.epoch, at.population, at.position, *at.deferred],
         }
 
     def restore(self, state: dict[str, Json]) -> None:
-        """Go back to `state`. The columns of the snapshot it belongs to must have been fed."""
+        """Restore `state`. Feed the columns of its snapshot first."""
         for name, value in self._identity().items():
             if state.get(name) != value:
-                raise ValueError(f"the sampler's state has {name} = {state.get(name)!r}, this sampler {value!r}")
+                raise ValueError(f"the sampler's state has {name} = {state.get(name)!r}, this sampler has {value!r}")
         groups = cast(int, state["groups"])
         if groups > len(self._index):
             raise ValueError(
-                f"the sampler's state knows {groups} groups, and only {len(self._index)} were fed; "
+                f"the sampler's state contains {groups} groups, but only {len(self._index)} were fed; "
                 "feed the columns of the checkpoint's snapshot first"
             )
         epoch, population, position, *deferred = cast(list[int], state["walk"])
-        self._history = DrawCounts.from_runs(len(self._index), cast(list[list[int]], state["runs"]))
-        self._walk = Walk(epoch, population, position, tuple(deferred)).ordered(self._seed)
+        self._counts = DrawCounts.from_runs(len(self._index), cast(list[list[int]], state["runs"]))
+        self._position = EpochPosition(epoch, population, position, tuple(deferred)).with_order(self._seed)
         self._k = cast(int, state["k"])
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for the index, the history and the order of an epoch."""
-        return self._index.nbytes + self._history.nbytes + self._walk.order.nbytes
+        """Bytes held for the index, the draw counts and the order of an epoch."""
+        return self._index.nbytes + self._counts.nbytes + self._position.order.nbytes
 
     def _identity(self) -> dict[str, Json]:
         return {"format": STATE_FORMAT, "mode": type(self._mode).__name__.lower(), "seed": self._seed}
 
     def _drop(self, k: int) -> tuple[Dropped, ...]:
-        """Close what can never be drawn (again); report those of them that never were."""
-        start = self._history.first_open
-        mine = self._mine(start)
+        """Close groups that can no longer be drawn, and return those that were never drawn."""
+        start = self._counts.first_open
+        selected = self._selected(start)
         dropped: dict[int, Cause] = {}
-        for cause, hopeless in self._hopeless(k, start).items():
-            found = start + np.flatnonzero(hopeless & mine & (self._history.uses[start:] != CLOSED))
-            dropped |= dict.fromkeys(found[self._history.uses[found] == 0].tolist(), cause)
-            self._history.close(found)
+        for cause, undrawable in self._undrawable(k, start).items():
+            found = start + np.flatnonzero(undrawable & selected & (self._counts.uses[start:] != CLOSED))
+            dropped |= dict.fromkeys(found[self._counts.uses[found] == 0].tolist(), cause)
+            self._counts.close(found)
         return tuple(Dropped(ordinal, dropped[ordinal]) for ordinal in sorted(dropped))
 
-    def _hopeless(self, k: int, start: int) -> dict[Cause, NDArray[np.bool_]]:
-        """Which groups from `start` on can never be drawn, by cause; the first cause counts."""
+    def _undrawable(self, k: int, start: int) -> dict[Cause, NDArray[np.bool_]]:
+        """Return masks of the groups from `start` on that can never be drawn, by cause. The first cause counts."""
         limits, rows = self._limits, self._index.columns
         ripe, version = rows.ripe[start:], rows.oldest_version[start:]
         causes: dict[Cause, NDArray[np.bool_]] = {}
@@ -215,30 +212,30 @@ class Sampler:
             causes["zero-variance"] = ripe & (rows.reward_std[start:] <= limits.variance_tolerance)
         return causes
 
-    def _mine(self, start: int) -> NDArray[np.bool_]:
-        """Groups from `start` on of the tasks and sources to draw from."""
+    def _selected(self, start: int) -> NDArray[np.bool_]:
+        """Return a mask of the groups from `start` on with a task and a source to draw from."""
         limits, rows = self._limits, self._index.columns
-        mine = np.ones(len(self._index) - start, np.bool_)
+        selected = np.ones(len(self._index) - start, np.bool_)
         if limits.tasks is not None:
-            mine &= np.isin(rows.task[start:], sorted(limits.tasks))
+            selected &= np.isin(rows.task[start:], sorted(limits.tasks))
         if limits.sources is not None:
-            mine &= (rows.sources[start:] & np.uint32(limits.sources)) != 0
-        return mine
+            selected &= (rows.sources[start:] & np.uint32(limits.sources)) != 0
+        return selected
 
-    def _view(self, k: int) -> View:
-        start, rows = self._history.first_open, self._index.columns
-        uses, version = self._history.uses[start:], rows.oldest_version[start:]
+    def _candidates(self, k: int) -> Candidates:
+        start, rows = self._counts.first_open, self._index.columns
+        uses, version = self._counts.uses[start:], rows.oldest_version[start:]
         oldest = NO_VERSION if self._limits.max_lag is None else k - self._limits.max_lag
-        return View(
+        return Candidates(
             k,
             batch=self._limits.batch,
             seed=self._seed,
             start=start,
-            # A run that was resumed finds groups of versions it has yet to reach (again): they are for later.
-            able=(uses != CLOSED) & rows.ripe[start:] & self._mine(start) & (version <= k),
-            due=(version != NO_VERSION) & (version <= oldest),
+            # After a resume the log may have groups of versions that the run has not reached again; they are for later.
+            eligible=(uses != CLOSED) & rows.ripe[start:] & self._selected(start) & (version <= k),
+            last_chance=(version != NO_VERSION) & (version <= oldest),
             uses=uses,
-            last=self._history.last[start:],
+            last=self._counts.last[start:],
             oldest_version=version,
             reward_mean=rows.reward_mean[start:],
             reward_std=rows.reward_std[start:],

@@ -1,10 +1,10 @@
-"""The tables of the experience log: their columns, and the digest that names a group's content.
+"""The four tables of the experience log: columns, snapshots, and the digest that identifies a group's content.
 
-One row is one group, so a group is atomic by construction. What belongs to its completions stands in lists of equal
-length, one entry per completion and in the same order: a reader that wants only rewards reads only rewards, never a
-token. DuckDB's `unnest(completion_ids), unnest(rewards)` and pandas' `explode([...])` line them up.
+One row is one group, so a group is atomic by construction. The data of its completions is in lists of equal length,
+one entry for each completion and in the same order: reading only the rewards never reads a token. DuckDB's
+`unnest(completion_ids), unnest(rewards)` and pandas' `explode([...])` align them.
 
-`_rowid`, which Lance adds to every row, is the row's place in commit order; see `table.py`.
+`_rowid`, which Lance adds to every row, is the row's position in commit order; see `lance_table.py`.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from offbeat.experience.lance_table import Table
 from offbeat.types import UNKNOWN, Group, Score, Unscorable
 
 SCHEMA_VERSION: Final = 1
-"""Stands in every row of `groups`. A change that an earlier reader would misread raises it."""
+"""Written into every row of `groups`. Raise it for a change that an earlier reader would misread."""
 
 _TOKENS = pa.list_(pa.int32())
 SPAN = pa.struct([("version", pa.int32()), ("start", pa.int32()), ("end", pa.int32())])
@@ -32,9 +32,9 @@ GROUPS: Final = pa.schema(
         pa.field("digest", pa.string(), nullable=False),  # sha256 of the content as appended
         pa.field("appended_at", pa.float64(), nullable=False),  # unix seconds
         pa.field("writer", pa.string(), nullable=False),
-        # What selects a group without reading its completions.
+        # Columns for selecting groups without reading their completions.
         pa.field("task", pa.string(), nullable=False),
-        pa.field("oldest_version", pa.int32()),  # null: no version of ours took part
+        pa.field("oldest_version", pa.int32()),  # null: no completion has a policy version
         pa.field("logprobs_known", pa.bool_(), nullable=False),  # for every completion
         pa.field("scored", pa.int32(), nullable=False),  # completions with a reward
         pa.field("awaited", pa.int32(), nullable=False),  # completions whose feedback was awaited
@@ -55,7 +55,7 @@ GROUPS: Final = pa.schema(
         pa.field("sources", pa.list_(pa.string()), nullable=False),
         pa.field("rewards", pa.list_(pa.float64()), nullable=False),  # null inside: awaited or unscorable
         pa.field("unscorable", pa.list_(pa.string()), nullable=False),  # the reason, or null
-        pa.field("details", pa.list_(pa.string()), nullable=False),  # of the unscorable
+        pa.field("details", pa.list_(pa.string()), nullable=False),  # details of unscorable completions
         pa.field("breakdowns", pa.list_(pa.string()), nullable=False),  # JSON, or null
     ]
 )
@@ -72,7 +72,7 @@ SCORES: Final = pa.schema(
         pa.field("scorer", pa.string(), nullable=False),
     ]
 )
-"""Late feedback. For one completion the last row in commit order counts."""
+"""Late feedback. The last row for a completion, in commit order, counts."""
 
 EVENTS: Final = pa.schema(
     [
@@ -97,15 +97,11 @@ QUARANTINE: Final = pa.schema(
         pa.field("at", pa.float64(), nullable=False),
     ]
 )
-"""What the door refused, and why."""
+"""What validation refused, and why."""
 
 
 def canonical(value: object) -> str:
-    """JSON with one spelling per value: sorted keys, no spaces, ASCII.
-
-    >>> canonical({"b": 1, "a": [True, None]})
-    '{"a":[true,null],"b":1}'
-    """
+    """Encode a value as JSON in a unique form: sorted keys, no spaces, ASCII."""
     return _ENCODE(value)
 
 
@@ -113,7 +109,7 @@ _ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fals
 
 
 def digest(group: Group) -> str:
-    """Sha256 of a group's content: the same for equal groups, whatever machine or process holds them.
+    """Return the sha256 of a group's content: the same for equal groups on every machine.
 
     >>> from offbeat.types import Completion, Prompt
     >>> prompt = Prompt(id="p", token_ids=[1], task="arithmetic")
@@ -124,7 +120,7 @@ def digest(group: Group) -> str:
     """
     prompt, completions = group.prompt, group.completions
     known = [c.behavior_logprobs for c in completions if c.behavior_logprobs is not UNKNOWN]
-    about = [
+    described = [
         [
             *(c.id, len(c.token_ids), c.finish, c.source, c.behavior_logprobs is not UNKNOWN),
             [[int(span.version), int(span.start), int(span.end)] for span in c.versions],
@@ -132,8 +128,8 @@ def digest(group: Group) -> str:
         ]
         for c in completions
     ]
-    heading = [SCHEMA_VERSION, group.id, prompt.id, prompt.task, dict(prompt.columns), len(prompt.token_ids), about]
-    hasher = hashlib.sha256(canonical(heading).encode())
+    header = [SCHEMA_VERSION, group.id, prompt.id, prompt.task, dict(prompt.columns), len(prompt.token_ids), described]
+    hasher = hashlib.sha256(canonical(header).encode())
     hasher.update(np.concatenate([prompt.token_ids, *(c.token_ids for c in completions)], dtype="<i4").data)
     if known:
         hasher.update(np.concatenate(known, dtype="<f4").data)
@@ -142,11 +138,11 @@ def digest(group: Group) -> str:
 
 
 ScoreFields = tuple[float | None, str | None, str | None, str | None]
-"""reward, unscorable reason, detail, breakdown as JSON."""
+"""Reward, reason if unscorable, detail, breakdown as JSON."""
 
 
 def score_fields(score: Score | Unscorable | None) -> ScoreFields:
-    """A score as the four columns that hold it; four nulls while it is awaited.
+    """Return a score as four columns: four nulls while feedback is awaited.
 
     >>> score_fields(Unscorable("timeout", "after 2.0 s"))
     (None, 'timeout', 'after 2.0 s', None)
@@ -164,13 +160,9 @@ def score_fields(score: Score | Unscorable | None) -> ScoreFields:
 def score_from(
     reward: float | None, reason: str | None, detail: str | None, breakdown: str | None
 ) -> Score | Unscorable | None:
-    """The inverse of `score_fields`.
-
-    >>> score_from(0.5, None, None, '{"correct":0.5}')
-    Score(reward=0.5, breakdown={'correct': 0.5})
-    """
+    """Return the score that `score_fields` converted."""
     if reason is not None:
-        return Unscorable(reason, detail or "")  # type: ignore[arg-type]  # the door admits the literals only
+        return Unscorable(reason, detail or "")  # type: ignore[arg-type]  # validation allows only the literals
     if reward is None:
         return None
     return Score(reward, json.loads(breakdown) if breakdown else {})
@@ -178,12 +170,9 @@ def score_from(
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The log as it stood at one moment: how many rows each table had. Later rows and scores are not in it.
+    """The log at one moment: how many rows each table had. Later rows and scores are not part of it.
 
-    It stays readable for ever: rows keep their places, so nothing has to be kept alive for it.
-
-    >>> Snapshot.from_json(Snapshot(groups=3, scores=1, events=7, quarantine=0).to_json()).groups
-    3
+    A snapshot stays readable forever without keeping a version alive, because rows never change their positions.
     """
 
     groups: int = 0
@@ -192,24 +181,18 @@ class Snapshot:
     quarantine: int = 0
 
     def to_json(self) -> dict[str, int]:
-        """For a checkpoint."""
+        """Return the counts by table name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, state: Mapping[str, int]) -> "Snapshot":
-        """The inverse of `to_json`."""
+        """Return the snapshot that `to_json` converted."""
         return cls(**state)
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Groups, late scores, events and quarantine.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     Tables.open(place).snapshot()
-    Snapshot(groups=0, scores=0, events=0, quarantine=0)
-    """
+    """The four tables of a log."""
 
     groups: Table
     scores: Table
@@ -218,24 +201,17 @@ class Tables:
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str] | None = None, *, create: bool = True) -> "Tables":
-        """Open the tables under a URI; what is missing is created, or else it is an error."""
+        """Open the tables under a URI. A missing table is created, or an error if `create` is False."""
         root = uri.rstrip("/")
+        schemas = {"groups": GROUPS, "scores": SCORES, "events": EVENTS, "quarantine": QUARANTINE}
         return cls(
-            *(
-                Table(f"{root}/{name}.lance", schema, storage_options, create=create)
-                for name, schema in (
-                    ("groups", GROUPS),
-                    ("scores", SCORES),
-                    ("events", EVENTS),
-                    ("quarantine", QUARANTINE),
-                )
-            )
+            *(Table(f"{root}/{name}.lance", schema, storage_options, create=create) for name, schema in schemas.items())
         )
 
     def snapshot(self) -> Snapshot:
-        """The log as it stands now.
+        """Return the current row counts.
 
-        Groups are counted last: what a score or an event of the snapshot speaks of is in the snapshot too.
+        Groups are counted last, so the group of every score and event in the snapshot is in the snapshot too.
         """
         quarantine, events, scores = self.quarantine.rows(), self.events.rows(), self.scores.rows()
         return Snapshot(groups=self.groups.rows(), scores=scores, events=events, quarantine=quarantine)

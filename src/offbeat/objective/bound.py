@@ -1,17 +1,18 @@
-"""How far a policy has drifted from the data, and what improvement the data still promises (P2; docs/objectives.md).
+"""How far a policy has drifted from its data, and the improvement that the data still guarantees.
 
-For rewards in [0, 1] and A whitened by the behavior policy's own mean and σ = √(Var_α r + ε), per prompt:
+The bound is from Mroueh et al. 2025 (arXiv 2505.22257; docs/how-it-works/objective.md). For rewards in [0, 1] and A
+whitened by the behavior policy's own mean and σ = √(Var_α r + ε), per prompt:
 
     J(π) - J(π_k)  ≥  L_α(π) - c·((1-σ)/σ)·TV(π, α) - c·TV(π_k, α),      L_α(π) = E_α[(π/α)·A]
 
-with c = 2 in the paper; with TV = ½·L1, as here, c = 1 holds too. It follows from J(π) - J(α) = σ·L_α(π), exactly.
+with c = 2 in the paper. With TV = ½·L1, as here, c = 1 is valid too. Both follow from J(π) - J(α) = σ·L_α(π), exactly.
 """
 
 import torch
 from torch import Tensor
 
 from offbeat.objective.credit import EPSILON, advantages
-from offbeat.objective.ratios import bounded_exp
+from offbeat.objective.losses import bounded_exp
 from offbeat.objective.spec import Advantage
 
 PAPER_FACTOR = 2.0
@@ -23,7 +24,7 @@ def sigma(variance: Tensor, epsilon: float = EPSILON) -> Tensor:
 
     >>> p = torch.tensor([0.5, 0.01, 0.0], dtype=torch.float64)
     >>> s = sigma(p * (1 - p))
-    >>> [round(float(x), 1) for x in (1 - s) / s]  # why all-right and all-wrong groups are left out
+    >>> [round(float(x), 1) for x in (1 - s) / s]  # the reason to mask all-right and all-wrong groups
     [1.0, 9.0, 99.0]
     """
     return (variance + epsilon).sqrt()
@@ -32,7 +33,7 @@ def sigma(variance: Tensor, epsilon: float = EPSILON) -> Tensor:
 def improvement_bound(
     surrogate: Tensor, sigma: Tensor, tv_policy: Tensor, tv_proximal: Tensor, factor: float = PAPER_FACTOR
 ) -> Tensor:
-    """The right-hand side above.
+    """Return the right-hand side of the bound above.
 
     >>> one = torch.ones(())
     >>> improvement_bound(0.5 * one, 0.5 * one, 0.1 * one, 0.05 * one)
@@ -48,9 +49,9 @@ def group_bounds(
     proximal_log_ratios_BG: Tensor,
     factor: float = PAPER_FACTOR,
 ) -> Tensor:
-    """The bound of each group, [B], estimated from its samples by sequence ratios log π/α and log π_k/α.
+    """Estimate the bound of each group, [B], from the sequence ratios log π/α and log π_k/α of its samples.
 
-    For long answers sequence ratios are wild and the bound vacuous; report it beside per-token drift, not instead.
+    For long answers sequence ratios vary wildly and the bound says nothing: report per-token drift as well.
     """
     whitened_BG = advantages(Advantage.WHITENED, rewards_BG, scored_BG)
     centred_BG = advantages(Advantage.CENTRED, rewards_BG, scored_BG)
@@ -62,7 +63,7 @@ def group_bounds(
 
 
 def predicted_gain(rewards_BG: Tensor, scored_BG: Tensor, log_ratios_BG: Tensor) -> Tensor:
-    """J(π) - J(α) as each group's samples predict it, [B]: mean of ρ·(r - r̄), with sequence ratios log π/α.
+    """Estimate J(π) - J(α) from each group, [B]: the mean of ρ·(r - r̄), with sequence ratios log π/α.
 
     >>> rewards, scored = torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
     >>> predicted_gain(rewards, scored, torch.tensor([[1.2, 0.8]]).log())  # 0.5·1.2·0.5 - 0.5·0.8·0.5
@@ -90,12 +91,12 @@ def kl_divergence(log_ratios: Tensor, mask: Tensor) -> Tensor:
 
 
 def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> Tensor:
-    """(Σρ)²/(n·Σρ²) over the last axis: 1 when all samples count alike, 1/n when one counts alone.
+    """(Σρ)²/(n·Σρ²) over the last axis: 1 if all samples count equally, 1/n if only one counts.
 
     >>> effective_sample_size(torch.tensor([0.0, -50.0]), torch.tensor([True, True]))
     tensor(0.5000)
     """
-    # Scale cancels, so the largest ratio is made 1 before exp and nothing needs clamping.
+    # The scale cancels, so subtracting the largest log-ratio keeps exp in range without a clamp.
     highest = torch.where(mask, log_ratios, -torch.inf).amax(-1, keepdim=True)
     ratios = torch.where(mask, (log_ratios - highest).exp(), 0.0)
     count = mask.sum(-1).clamp(min=1)

@@ -1,4 +1,10 @@
-"""From the rewards of whole groups to the credit of each completion: once per batch, before any forward pass."""
+"""From the rewards of whole groups to the credit of each completion: once per batch, before any forward pass.
+
+advantages         centered, whitened, divided by a standard deviation, leave-one-out, or shrunk to a prior
+drop_surplus       RED-Drop: leave out answers below the mean that outnumber the others
+exp_weights        RED-Weight: count good answers more, with a fixed or a balancing temperature
+assign_credit      all of these as an `Objective` says, and which completions are trained on
+"""
 
 import math
 import random
@@ -11,18 +17,18 @@ from torch import Tensor
 from offbeat.objective.spec import Advantage, Objective
 
 EPSILON = 1e-4
-"""Keeps a division finite where all rewards of a group agree; P2's and TRL's value."""
+"""Keeps the division finite if all rewards of a group agree. The value of Mroueh et al. 2025 and of TRL."""
 
 VARIANCE_TOLERANCE = 1e-12
-"""Relative to the rewards' square. Rewards that differ by a millionth are the same; == would part 0.1+0.2 and 0.3."""
+"""Relative to the squared rewards: a difference of a millionth is none. With ==, 0.1 + 0.2 would differ from 0.3."""
 
 
 def advantages(
     kind: Advantage, rewards_BG: Tensor, scored_BG: Tensor, *, prior_B2: Tensor | None = None, epsilon: float = EPSILON
 ) -> Tensor:
-    """Advantages [B, G] of the given kind.
+    """Return advantages [B, G] of the given kind; 0 for completions without a score and in groups of equal rewards.
 
-    `prior_B2` holds, for `SHRUNK` alone, the pseudo-counts (right, wrong) known of each prompt beforehand.
+    `prior_B2` holds pseudo-counts (right, wrong) of each prompt from earlier data. Only `SHRUNK` uses it.
 
     >>> rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
     >>> advantages(Advantage.CENTRED, rewards, torch.ones_like(rewards, dtype=torch.bool))
@@ -31,7 +37,7 @@ def advantages(
     _check(rewards_BG, scored_BG)
     count_B1 = scored_BG.sum(-1, keepdim=True).clamp(min=1)
     rewards_BG = torch.where(scored_BG, rewards_BG, 0.0)
-    # A rounded mean leaves equal rewards a little off zero, and dividing by a deviation near zero would blow that up.
+    # Rounding leaves centered equal rewards slightly off zero, and dividing by a tiny deviation would amplify that.
     contrast_BG = scored_BG & ~zero_variance(rewards_BG, scored_BG)[:, None]
     centred_BG = torch.where(contrast_BG, rewards_BG - rewards_BG.sum(-1, keepdim=True) / count_B1, 0.0)
     sum_squares_B1 = centred_BG.square().sum(-1, keepdim=True)
@@ -52,9 +58,9 @@ def advantages(
 
 
 def _posterior_variance(rewards_BG: Tensor, count_B1: Tensor, prior_B2: Tensor | None) -> Tensor:
-    """E[p(1-p)] for a success rate p ~ Beta(prior + what the group showed); rewards in [0, 1].
+    """E[p(1-p)] for a success rate p ~ Beta(prior + this group's counts); rewards in [0, 1].
 
-    G samples of a hard prompt often show no variance at all; what is known of the prompt says there is some.
+    G samples of a hard prompt often have no variance at all, although earlier data shows that there is some.
     """
     if prior_B2 is None:
         raise ValueError("shrunk advantages need prior_B2: the (right, wrong) pseudo-counts of each prompt")
@@ -65,7 +71,7 @@ def _posterior_variance(rewards_BG: Tensor, count_B1: Tensor, prior_B2: Tensor |
 
 
 def zero_variance(rewards_BG: Tensor, scored_BG: Tensor) -> Tensor:
-    """[B]: whether all scored rewards of the group are the same, up to `VARIANCE_TOLERANCE`.
+    """Return [B]: True if all scored rewards of the group are equal, up to `VARIANCE_TOLERANCE`.
 
     >>> zero_variance(torch.tensor([[0.3, 0.1 + 0.2], [0.0, 1.0]]), torch.ones(2, 2, dtype=torch.bool))
     tensor([ True, False])
@@ -86,9 +92,9 @@ def _check(rewards_BG: Tensor, scored_BG: Tensor) -> None:
 
 
 def drop_surplus(rewards_BG: Tensor, scored_BG: Tensor, seeds: Sequence[int]) -> Tensor:
-    """RED-Drop: keep [B, G], with as many answers below the group's mean left out as outnumber the others.
+    """RED-Drop: return which completions to keep, [B, G], so that those below the mean do not outnumber the others.
 
-    Which ones is drawn uniformly from the group's own seed. A group of equal rewards loses nothing.
+    The ones to drop are drawn uniformly with the group's own seed. A group of equal rewards loses none.
 
     >>> rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
     >>> drop_surplus(rewards, torch.ones_like(rewards, dtype=torch.bool), seeds=[7]).sum()
@@ -99,7 +105,7 @@ def drop_surplus(rewards_BG: Tensor, scored_BG: Tensor, seeds: Sequence[int]) ->
     kept_BG = scored_BG.clone()
     rewards_BG = torch.where(scored_BG, rewards_BG, 0.0)
     means_B = rewards_BG.sum(-1) / scored_BG.sum(-1).clamp(min=1)
-    # A mean of equal rewards may round above them all; nobody is below it for that.
+    # The mean of equal rewards may round to a value above them; that does not put them below it.
     below_BG = scored_BG & (rewards_BG < means_B[:, None] - 1e-6)
     for group, seed in enumerate(seeds):
         below = below_BG[group].nonzero().flatten().tolist()
@@ -110,7 +116,7 @@ def drop_surplus(rewards_BG: Tensor, scored_BG: Tensor, seeds: Sequence[int]) ->
 
 
 def exp_weights(advantages: Tensor, temperature: float, cap: float) -> Tensor:
-    """RED-Weight: exp(A/T), the exponent cut off at `cap`.
+    """RED-Weight: exp(A/T), with the exponent limited to `cap`.
 
     >>> exp_weights(torch.tensor([0.0, 1e6]), temperature=1.0, cap=10.0)
     tensor([1.0000e+00, 2.2026e+04])
@@ -121,10 +127,10 @@ def exp_weights(advantages: Tensor, temperature: float, cap: float) -> Tensor:
 def balancing_temperature(
     advantages_N: Tensor, lengths_N: Tensor, *, lowest: float = 0.8, highest: float = 100.0, cap: float = 10.0
 ) -> float:
-    """The T in [lowest, highest] at which Σ A·exp(A/T)·length is as near zero as it gets.
+    """Return the T in [lowest, highest] at which Σ A·exp(A/T)·length is closest to zero.
 
     A batch whose tokens are pushed up on balance needs no rebalancing and gets `highest`. Otherwise the sum falls
-    with T, and bisection (in log T) finds where it changes sign.
+    with T, and bisection in log T finds where it changes sign.
 
     >>> T = balancing_temperature(torch.tensor([0.75, -0.25]), torch.tensor([10, 40]))
     >>> round(T, 3)  # 0.75·10·exp(.75/T) = 0.25·40·exp(-.25/T)
@@ -148,23 +154,23 @@ def balancing_temperature(
 
 @dataclass(frozen=True)
 class Credit:
-    """What the loss needs to know about each completion, and which ones it is about."""
+    """The advantages and weights of a batch, and which completions are trained on."""
 
     advantages_BG: Tensor
     weights_BG: Tensor
-    """RED-Weight's factor; 1 without it."""
+    """The factor of RED-Weight; 1 without it."""
     trained_BG: Tensor
-    """False for the absent, the unscorable, the dropped and the masked: they enter no loss and no count."""
+    """False for missing, unscorable, dropped and masked completions, which enter no loss and no count."""
     zero_variance_B: Tensor
     too_small_B: Tensor
-    """Fewer than two scored completions: nothing to compare."""
+    """True for groups with fewer than two scored completions: there is nothing to compare."""
 
     def rows(self, mask_NT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Advantages [N], weights [N] and mask [N, T] as `Streams` takes them: who is not trained is masked out.
+        """Return advantages [N], weights [N] and mask [N, T] for `Streams`. Untrained completions are masked out.
 
         >>> one_score = torch.tensor([[True, False]])
         >>> credit = assign_credit(Objective(), torch.tensor([[1.0, 0.0]]), one_score, torch.ones(1, 2))
-        >>> credit.rows(torch.ones(2, 3, dtype=torch.bool))[2].any()  # one score is too few to compare
+        >>> credit.rows(torch.ones(2, 3, dtype=torch.bool))[2].any()  # one score has nothing to compare with
         tensor(False)
         """
         return self.advantages_BG.flatten(), self.weights_BG.flatten(), mask_NT & self.trained_BG.reshape(-1, 1)
@@ -179,9 +185,9 @@ def assign_credit(
     group_seeds: Sequence[int] = (),
     prior_B2: Tensor | None = None,
 ) -> Credit:
-    """Credit of every completion of a batch.
+    """Compute the credit of every completion of a batch.
 
-    `lengths_BG` are trained tokens. RED-Drop draws by `group_seeds`, one per group; `SHRUNK` reads `prior_B2`.
+    `lengths_BG` counts trained tokens. RED-Drop uses `group_seeds`, one per group; `SHRUNK` uses `prior_B2`.
 
     >>> rewards, lengths = torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[3, 5], [4, 4]])
     >>> scored = torch.ones(2, 2, dtype=torch.bool)

@@ -1,7 +1,7 @@
-"""Token log-probs and entropies straight from hidden states, never holding a full-vocabulary logits tensor.
+"""Token log-probs and entropies from hidden states, without a full-vocabulary logits tensor.
 
-At vocabulary 49,152 the logits of 4,096 tokens cost more memory than a 135M-parameter model. Here they exist for
-one chunk of tokens at a time, in the forward and again, recomputed, in the backward pass.
+At vocabulary 49,152 the logits of 4,096 tokens take more memory than a 135M-parameter model. Here they exist for one
+chunk of tokens at a time, in the forward pass and, recomputed, in the backward pass.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class TokenStats(NamedTuple):
-    """Per token: the log-prob of the one given, and the entropy of the distribution it came from."""
+    """For each token, its log-prob and the entropy of the distribution that predicts it."""
 
     logprobs: Tensor
     entropies: Tensor
@@ -28,7 +28,8 @@ def token_stats(
 ) -> TokenStats:
     """log softmax((hidden · headᵀ + bias) / temperature) at `token_ids`, and its entropy, in float32.
 
-    `hidden` [..., H] are the states that predict `token_ids` [...]; `head` is [V, H]. Both results differentiate.
+    `hidden` [..., H] are the states that predict `token_ids` [...]; `head` is [V, H]. Both results are
+    differentiable.
 
     >>> stats = token_stats(torch.zeros(3, 8), torch.zeros(16, 8), torch.tensor([0, 5, 15]))
     >>> [round(float(x), 4) for x in (stats.logprobs[0], stats.entropies[0])]
@@ -46,7 +47,7 @@ def token_stats(
 
 
 def _log_softmax(hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """In at least float32, whatever the matrix product is done in."""
+    """Return log-probs in at least float32, whatever dtype the matrix product has."""
     logits = hidden @ head.T
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if bias is not None:
@@ -57,7 +58,7 @@ def _log_softmax(hidden: Tensor, head: Tensor, bias: Tensor | None, temperature:
 
 
 class _ChunkedTokenStats(torch.autograd.Function):
-    """Few buffers of one chunk's size: in the backward pass the log-probs are overwritten by their own gradient."""
+    """Uses few buffers of one chunk's size: the backward pass overwrites log-probs with their own gradient."""
 
     @staticmethod
     def forward(
@@ -88,7 +89,7 @@ class _ChunkedTokenStats(torch.autograd.Function):
         hidden, head, bias, token_ids, entropies = ctx.saved_tensors
         need_hidden, need_head, need_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        # Sums over many chunks: in float32 even where the head is bfloat16.
+        # Sums over many chunks, so in float32 even if the head is bfloat16.
         grad_head = torch.zeros_like(head, dtype=entropies.dtype) if need_head else None
         grad_bias = torch.zeros_like(bias, dtype=entropies.dtype) if need_bias else None
         for start in range(0, len(token_ids), ctx.chunk_tokens):
@@ -123,7 +124,7 @@ class _ChunkedTokenStats(torch.autograd.Function):
 
 
 def _expected(values: Tensor, probabilities: Tensor) -> Tensor:
-    """Σ p·x over the vocabulary, where p = 0 beats x = -inf. Overwrites `probabilities`."""
+    """Σ p·x over the vocabulary, with 0 · -inf = 0. Overwrites `probabilities`."""
     return probabilities.mul_(values).nan_to_num_(nan=0.0).sum(-1)
 
 

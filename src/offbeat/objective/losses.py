@@ -1,37 +1,98 @@
-"""The one loss behind every objective, and its regularizers.
+"""The one loss behind every objective: ratios, gates, aggregation over the batch, and regularizers.
 
     L = - aggregate[ gate · weight · correction · A · log π ] + regularizers
 
 Gate, weight, correction and A are constants; the gradient flows through log π alone. With w = ρ and a one-side gate
 that is exactly the gradient of PPO's min/clip. The VALUE of this loss means nothing: watch gates, ratios and drift.
+
+The aggregate divides by `Counts` of the whole batch, so the losses of micro-batches and ranks add up to the loss of
+one large batch.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from offbeat.objective.ratios import bounded_exp, importance_weights, linear_exp, log_ratios
 from offbeat.objective.spec import (
     KL,
     Aggregate,
     CentredBand,
     Gate,
+    Importance,
     KLEstimator,
     Level,
     Need,
     NoGate,
     Objective,
+    One,
     OneSide,
     Regularizer,
     Ring,
+    Tapered,
     TwoSide,
+    Weight,
 )
 from offbeat.types import UNKNOWN, Unknown
 
+LOG_RATIO_LIMIT = 20.0
+"""exp(±20) ≈ 5e8 and 2e-9: larger ratios carry no more information, and products of two stay finite in float32."""
+
+
+def log_ratios(numerator_NT: Tensor, denominator_NT: Tensor, mask_NT: Tensor, level: Level = Level.TOKEN) -> Tensor:
+    """Return log(numerator/denominator) at `level`, [N, T]. Above token level, all tokens of a completion share it.
+
+    Masked tokens get 0, even if their log-probs are NaN or infinite.
+
+    >>> new, behavior = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
+    >>> mask = torch.tensor([[True, True]])
+    >>> log_ratios(new, behavior, mask), log_ratios(new, behavior, mask, Level.GEOMETRIC)
+    (tensor([[ 0.5000, -1.0000]]), tensor([[-0.2500, -0.2500]]))
+    """
+    if not numerator_NT.shape == denominator_NT.shape == mask_NT.shape or numerator_NT.ndim != 2:
+        shapes = [tuple(x.shape) for x in (numerator_NT, denominator_NT, mask_NT)]
+        raise ValueError(f"log-probs and mask must have the same shape [N, T], not {shapes}")
+    dtype = torch.promote_types(numerator_NT.dtype, torch.float32)
+    zero = torch.zeros((), dtype=dtype, device=numerator_NT.device)
+    # Mask before subtracting: -inf or NaN on a masked token must not reach the difference.
+    token_NT = torch.where(mask_NT, numerator_NT.to(dtype), zero) - torch.where(mask_NT, denominator_NT.to(dtype), zero)
+    if level is Level.TOKEN:
+        return token_NT
+    sequence_N1 = token_NT.sum(-1, keepdim=True)
+    if level is Level.GEOMETRIC:
+        sequence_N1 = sequence_N1 / mask_NT.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(mask_NT, sequence_N1, zero)
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp with its argument clamped to ±`LOG_RATIO_LIMIT`."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def linear_exp(x: Tensor) -> Tensor:
+    """exp up to `LOG_RATIO_LIMIT` and its tangent beyond: finite, and unlike a clamp with a gradient everywhere."""
+    excess = (x - LOG_RATIO_LIMIT).clamp(min=0)
+    return x.clamp(max=LOG_RATIO_LIMIT).exp() + math.exp(LOG_RATIO_LIMIT) * excess
+
+
+def importance_weights(weight: Weight, ratios_NT: Tensor, advantages_N1: Tensor) -> Tensor:
+    """Return the factor w of the objective, [N, T].
+
+    >>> importance_weights(Importance(cap=2.0), torch.tensor([[0.5, 3.0]]), torch.tensor([[1.0]]))
+    tensor([[0.5000, 2.0000]])
+    """
+    match weight:
+        case One():
+            return torch.ones_like(ratios_NT)
+        case Importance(cap=cap):
+            return ratios_NT.clamp(max=cap)
+        case Tapered():
+            return torch.where(advantages_N1 >= 0, 1.0, ratios_NT.clamp(max=1.0))
+
 
 def passes(gate: Gate, ratios_NT: Tensor, advantages_N1: Tensor, proximal_ratios_NT: Tensor | None = None) -> Tensor:
-    """Whether each token passes, [N, T] bool. `proximal_ratios_NT` = π_k/α is what `CentredBand` is centred on.
+    """Return which tokens pass the gate, [N, T] bool. A `CentredBand` is centered on `proximal_ratios_NT` = π_k/α.
 
     >>> ratios = torch.tensor([[0.7, 1.0, 1.3]])
     >>> passes(OneSide(0.2, 0.2), ratios, torch.tensor([[1.0]]))
@@ -52,7 +113,7 @@ def passes(gate: Gate, ratios_NT: Tensor, advantages_N1: Tensor, proximal_ratios
             return _within(ratios_NT, low, high) | comes_back
         case CentredBand(width):
             if proximal_ratios_NT is None:
-                raise ValueError("a centred band needs proximal_ratios_NT, the ratios π_k/α it is centred on")
+                raise ValueError("a centered band needs proximal_ratios_NT, the ratios π_k/α on which it is centered")
             above = ratios_NT <= proximal_ratios_NT + width
             below = ratios_NT >= (proximal_ratios_NT - width).clamp(min=0)
             return (up & above) | (down & below)
@@ -64,7 +125,7 @@ def _within(ratios_NT: Tensor, low: float, high: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Counts:
-    """What the loss is divided by. Add up those of all micro-batches and ranks before the first backward pass.
+    """The divisor of the loss. Add the counts of all micro-batches and ranks before the first backward pass.
 
     >>> Counts(tokens=300, sequences=4) + Counts(tokens=100, sequences=4)
     Counts(tokens=400, sequences=8)
@@ -78,16 +139,15 @@ class Counts:
 
 
 def counts(mask_NT: Tensor) -> Counts:
-    """Tokens under the mask, and completions that have any."""
+    """Count the tokens under the mask, and the completions that have any."""
     return Counts(int(mask_NT.sum()), int(mask_NT.any(-1).sum()))
 
 
 def aggregate(
     kind: Aggregate, values_NT: Tensor, mask_NT: Tensor, total: Counts, *, length_limit: int | None = None
 ) -> Tensor:
-    """The share these rows have in the batch's aggregate. `values_NT` must be 0 where masked.
+    """Return the share of these rows in the aggregate of the batch. `values_NT` must be 0 on masked tokens.
 
-    >>> import torch
     >>> values, mask = torch.tensor([[1.0, 1.0, 1.0], [6.0, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
     >>> [float(aggregate(kind, values, mask, counts(mask), length_limit=9)) for kind in Aggregate]
     [2.25, 3.5, 4.5, 0.5]
@@ -99,29 +159,29 @@ def aggregate(
         per_sequence = per_sequence / mask_NT.sum(-1).clamp(min=1)
     if kind is Aggregate.CONSTANT:
         if length_limit is None:
-            raise ValueError("aggregate 'constant' divides by the length limit: give length_limit")
+            raise ValueError("aggregate 'constant' divides by the length limit: pass length_limit")
         per_sequence = per_sequence / length_limit
     return per_sequence.sum() / max(total.sequences, 1)
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Everything the loss reads, for any N completions: whole groups are not needed here.
+    """Everything the loss reads, for any N completions. They need not form whole groups.
 
-    Log-probs are [N, T]. A stream nobody has is `UNKNOWN`, never a stand-in: the objective says if it can do without.
+    Log-probs are [N, T]. A stream that was not recorded is `UNKNOWN`; an objective that needs it raises an error.
     """
 
     policy_NT: Tensor
-    """Being differentiated now."""
+    """Of the policy being trained; the gradient flows through these."""
     behavior_NT: Tensor | Unknown
-    """Of the distribution really sampled from."""
+    """Of the distribution that was really sampled from."""
     proximal_NT: Tensor | Unknown
     """Of the policy at the start of this batch; on the first update, `policy_NT.detach()`."""
     reference_NT: Tensor | Unknown
     advantages_N: Tensor
     weights_N: Tensor
     mask_NT: Tensor
-    """True on the tokens to train on; a completion to leave out is False throughout."""
+    """True on the tokens to train on. All False leaves a completion out."""
 
     def __post_init__(self) -> None:
         shape = self.policy_NT.shape
@@ -138,31 +198,30 @@ class Streams:
             raise ValueError(f"mask_NT must be bool, not {self.mask_NT.dtype}")
 
     def need(self, need: Need) -> Tensor:
-        """The stream, or an error that names it."""
+        """Return a stream without gradient, or raise an error that names it if it is unknown."""
         stream: Tensor | Unknown = getattr(self, f"{need.value}_NT")
         if isinstance(stream, Unknown):
             raise ValueError(
                 f"this objective needs {need.value} log-probs, and they are unknown here: "
-                "record them, or choose an objective that does without (docs/objectives.md)"
+                "record them, or choose an objective that does not need them (docs/reference/presets.md)"
             )
         return stream.detach()
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss to call backward on, and what was decided on the way."""
+    """The loss on which to call backward, and which tokens entered it."""
 
     total: Tensor
     log_ratios_NT: Tensor | None
-    """log π/α or π/π_k as the gate saw it; None for an objective that looks at no ratio."""
+    """The log π/α or log π/π_k that the gate saw; None for an objective without ratios."""
     passed_NT: Tensor
-    """Tokens that pushed the policy: under the mask, and past gate and rejection."""
+    """Tokens that push the policy: unmasked, and stopped neither by the gate nor by rejection."""
 
 
 def policy_loss(objective: Objective, streams: Streams, total: Counts, *, length_limit: int | None = None) -> Loss:
-    """These completions' share of the batch's loss; `total` counts the whole batch, over all micro-batches and ranks.
+    """Return the share of these completions in the batch's loss. `total` counts all micro-batches and ranks.
 
-    >>> from offbeat.objective.losses import counts
     >>> from offbeat.objective.presets import PRESETS
     >>> logprobs, mask = torch.full((2, 3), -1.0, requires_grad=True), torch.ones(2, 3, dtype=torch.bool)
     >>> streams = Streams(logprobs, logprobs.detach(), UNKNOWN, UNKNOWN, torch.tensor([1.0, -1.0]), torch.ones(2), mask)
@@ -178,8 +237,8 @@ def policy_loss(objective: Objective, streams: Streams, total: Counts, *, length
     coefficients_NT = (streams.weights_N * streams.advantages_N)[:, None].expand_as(policy_NT)
     passed_NT, log_ratios_NT = mask_NT, None
     if objective.needs & {Need.BEHAVIOR, Need.PROXIMAL}:
-        log_ratios_NT, factor_NT, through_NT = _gate_and_weight(objective, streams, advantages_N1)
-        passed_NT = mask_NT & through_NT
+        log_ratios_NT, factor_NT, passing_NT = _gate_and_weight(objective, streams, advantages_N1)
+        passed_NT = mask_NT & passing_NT
         coefficients_NT = coefficients_NT * factor_NT
     terms_NT = torch.where(passed_NT, coefficients_NT.detach() * policy_NT, zero)
     loss = -aggregate(objective.aggregate, terms_NT, mask_NT, total, length_limit=length_limit)
@@ -192,10 +251,10 @@ def policy_loss(objective: Objective, streams: Streams, total: Counts, *, length
 def _gate_and_weight(
     objective: Objective, streams: Streams, advantages_N1: Tensor
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """log-ratios the gate saw (None if none), the factor weight · correction, and which tokens get through."""
+    """Return the log-ratios for the gate (None if unused), the factor weight · correction, and which tokens pass."""
     mask_NT = streams.mask_NT
     factor_NT = torch.ones_like(streams.policy_NT)
-    through_NT = torch.ones_like(mask_NT)
+    passing_NT = torch.ones_like(mask_NT)
     seen_NT = proximal_ratios_NT = None
     if Need.PROXIMAL in objective.needs and Need.BEHAVIOR in objective.needs:
         proximal_ratios_NT = _proximal_ratios(streams, Level.TOKEN)
@@ -204,19 +263,19 @@ def _gate_and_weight(
         seen_NT = log_ratios(streams.policy_NT, against_NT, mask_NT, objective.ratio)
         ratios_NT = bounded_exp(seen_NT)
         factor_NT = importance_weights(objective.weight, ratios_NT, advantages_N1)
-        through_NT = passes(objective.gate, ratios_NT, advantages_N1, proximal_ratios_NT)
+        passing_NT = passes(objective.gate, ratios_NT, advantages_N1, proximal_ratios_NT)
     if objective.correction is not None:
         correction_NT = _proximal_ratios(streams, objective.correction.level)
         factor_NT = factor_NT * correction_NT.clamp(max=objective.correction.cap)
     if objective.reject is not None:
         reject = objective.reject
         trust_NT = _proximal_ratios(streams, reject.level)
-        through_NT = through_NT & (trust_NT >= reject.low) & (trust_NT <= reject.high)
-    return seen_NT, factor_NT, through_NT
+        passing_NT = passing_NT & (trust_NT >= reject.low) & (trust_NT <= reject.high)
+    return seen_NT, factor_NT, passing_NT
 
 
 def _proximal_ratios(streams: Streams, level: Level) -> Tensor:
-    """π_k/α."""
+    """π_k/α at the given level."""
     proximal_NT, behavior_NT = streams.need(Need.PROXIMAL), streams.need(Need.BEHAVIOR)
     return bounded_exp(log_ratios(proximal_NT, behavior_NT, streams.mask_NT, level))
 
@@ -247,5 +306,5 @@ def _kl(estimator: KLEstimator, difference: Tensor) -> Tensor:
         case KLEstimator.K2:
             return difference.square() / 2
         case KLEstimator.K3:
-            # A clamped exp would leave only the last `difference`, whose gradient points away from π_ref.
+            # With a clamped exp only `+ difference` would have a gradient, and it points away from π_ref.
             return linear_exp(-difference) + difference - 1

@@ -4,7 +4,7 @@ The loss of every objective is, over completions and their tokens,
 
     L = - aggregate[ gate · weight · correction · A · log π ] + regularizers
 
-where everything but log π is held constant. A published algorithm is a line in `presets.py`.
+where everything but log π is constant. A published algorithm is one entry of `presets.py`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from math import inf
 
 
 class Advantage(StrEnum):
-    """How rewards of a group become advantages; formulas in `advantages.py`."""
+    """How the rewards of a group become advantages; the formulas are in `credit.py`."""
 
     CENTRED = "centred"
     WHITENED = "whitened"
@@ -24,18 +24,18 @@ class Advantage(StrEnum):
 
 
 class Level(StrEnum):
-    """What a ratio of two policies is taken over."""
+    """The unit over which a ratio of two policies is taken."""
 
     TOKEN = "token"
     """π(y_t)/α(y_t)"""
     SEQUENCE = "sequence"
-    """the product over the completion"""
+    """The product over the completion."""
     GEOMETRIC = "geometric"
-    """the product's T-th root: the geometric mean over the completion"""
+    """The T-th root of that product: the geometric mean over the completion."""
 
 
 class Against(StrEnum):
-    """The policy under the fraction line of the ratio that gate and weight look at."""
+    """The denominator of the ratio that gate and weight use."""
 
     BEHAVIOR = "behavior"
     PROXIMAL = "proximal"
@@ -56,7 +56,7 @@ class OneSide:
 
 @dataclass(frozen=True)
 class TwoSide:
-    """Stops every token outside 1 - low … 1 + high, whatever its advantage."""
+    """Stops every token whose ratio is outside [1 - low, 1 + high], for any advantage."""
 
     low: float = 0.2
     high: float = 0.2
@@ -64,7 +64,7 @@ class TwoSide:
 
 @dataclass(frozen=True)
 class Ring:
-    """`TwoSide`, but far outside the band a token passes again when the update brings it back."""
+    """`TwoSide`, but a token far outside the band passes if the update brings it back."""
 
     low: float = 0.2
     high: float = 0.2
@@ -74,7 +74,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class CentredBand:
-    """An additive band of `width` around π_k/α instead of around 1. Cannot bind on a batch's first update."""
+    """A band of ± `width` around π_k/α instead of around 1. It cannot bind on the first update of a batch."""
 
     width: float = 0.2
 
@@ -89,14 +89,14 @@ class One:
 
 @dataclass(frozen=True)
 class Importance:
-    """The ratio itself, cut off at `cap`."""
+    """The ratio itself, limited to `cap`."""
 
     cap: float = inf
 
 
 @dataclass(frozen=True)
 class Tapered:
-    """1 for A ≥ 0, min(ratio, 1) for A < 0: bad answers fade as the policy leaves them."""
+    """1 for A ≥ 0, min(ratio, 1) for A < 0: bad answers fade out as the policy moves away from them."""
 
 
 Weight = One | Importance | Tapered
@@ -104,7 +104,7 @@ Weight = One | Importance | Tapered
 
 @dataclass(frozen=True)
 class Truncate:
-    """An extra factor min(π_k/α, cap): from behavior to proximal policy."""
+    """An extra factor min(π_k/α, cap), which corrects from the behavior to the proximal policy."""
 
     cap: float = inf
     level: Level = Level.TOKEN
@@ -112,7 +112,7 @@ class Truncate:
 
 @dataclass(frozen=True)
 class Reject:
-    """Stops whatever has π_k/α outside low … high: what the trainer no longer recognises."""
+    """Stops data with π_k/α outside [low, high]: it no longer resembles the trainer's policy."""
 
     low: float
     high: float
@@ -120,19 +120,19 @@ class Reject:
 
 
 class KLEstimator(StrEnum):
-    """Per-token estimates of KL(π ‖ π_ref); with d = log π - log π_ref:"""
+    """Per-token estimators of KL(π ‖ π_ref), with d = log π - log π_ref."""
 
     K1 = "k1"
-    """d. Right in value; its gradient has mean zero on-policy, so as a penalty it does nothing."""
+    """d. Unbiased in value; its gradient has mean zero on-policy, so as a penalty it has no effect."""
     K2 = "k2"
-    """d²/2. Its gradient is the gradient of the KL, once weighted by the ratio."""
+    """d²/2. Biased in value; weighted by the ratio, its gradient is that of the KL."""
     K3 = "k3"
-    """exp(-d) + d - 1. Right in value, never negative; its gradient is that of the other direction."""
+    """exp(-d) + d - 1. Unbiased in value and never negative; its gradient is that of KL(π_ref ‖ π)."""
 
 
 @dataclass(frozen=True)
 class KL:
-    """coefficient · KL(π ‖ π_ref). On α's samples it is biased unless `weighted` by the token ratio."""
+    """coefficient · KL(π ‖ π_ref). On samples of α it is biased unless it is `weighted` by the token ratio."""
 
     coefficient: float
     estimator: KLEstimator = KLEstimator.K3
@@ -141,7 +141,7 @@ class KL:
 
 @dataclass(frozen=True)
 class SquaredLogRatio:
-    """(tau/2)(log π/α)²; by its authors' definition on the completion's sum, per token as a variant."""
+    """(tau/2)(log π/α)². The published form uses the sum over the completion; per token is a variant."""
 
     tau: float
     level: Level = Level.SEQUENCE
@@ -152,9 +152,9 @@ Regularizer = KL | SquaredLogRatio
 
 @dataclass(frozen=True)
 class ExpWeight:
-    """RED-Weight: a completion counts exp(A/T) times, the exponent cut off at `cap`.
+    """RED-Weight: a completion counts exp(A/T) times, with the exponent limited to `cap`.
 
-    With `adaptive`, T is found per batch so that the token-weighted push is balanced when it would be negative.
+    With `adaptive`, T is chosen per batch so that the token-weighted push is balanced if it would be negative.
     """
 
     temperature: float = 1.0
@@ -163,17 +163,17 @@ class ExpWeight:
 
 
 class Aggregate(StrEnum):
-    """How token terms become one number. Counts are always those of the whole batch."""
+    """How token terms become one number. Counts are always over the whole batch."""
 
     TOKEN_MEAN = "token-mean"
     SEQUENCE_MEAN_TOKEN_MEAN = "sequence-mean-token-mean"
     SEQUENCE_MEAN_TOKEN_SUM = "sequence-mean-token-sum"
     CONSTANT = "constant"
-    """sum over tokens / (completions · the length limit)"""
+    """Sum over tokens / (completions · length limit)."""
 
 
 class Need(StrEnum):
-    """A stream of log-probs that an objective cannot do without."""
+    """A stream of log-probs that an objective requires."""
 
     BEHAVIOR = "behavior"
     PROXIMAL = "proximal"
@@ -182,7 +182,7 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class Objective:
-    """One choice per axis.
+    """An objective: one choice on each axis.
 
     >>> grpo_without_importance_sampling = Objective(Advantage.STD_SAMPLE, gate=OneSide())
     >>> sorted(grpo_without_importance_sampling.needs)
@@ -191,12 +191,12 @@ class Objective:
 
     advantage: Advantage = Advantage.CENTRED
     baseline_shift: float = 0.0
-    """Subtracted from the baseline: every answer is imitated this much besides (AsymRE's β)."""
+    """Subtracted from the baseline, so that every answer is imitated a little more (β of AsymRE)."""
     drop_surplus: bool = False
-    """RED-Drop: leave out as many answers below the mean as outnumber the others."""
+    """RED-Drop: leave out the answers below the mean that outnumber the others."""
     exp_weight: ExpWeight | None = None
     zero_variance_mask: bool = False
-    """Leave groups without any difference in reward out of loss, regularizers and counts."""
+    """Leave groups of equal rewards out of loss, regularizers and counts."""
     ratio: Level = Level.TOKEN
     against: Against = Against.BEHAVIOR
     gate: Gate = NoGate()
@@ -208,7 +208,7 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The streams its formula contains, read off the axes."""
+        """The log-prob streams that its formula contains."""
         needs: set[Need] = set()
         if not (isinstance(self.gate, NoGate) and isinstance(self.weight, One)):
             needs.add(Need(self.against.value))

@@ -1,7 +1,7 @@
-"""Rollout: engines that generate and score, the probe that checks them, the worker that turns prompts into groups.
+"""Rollout: engines that generate completions, and the worker that turns prompts into scored groups.
 
-engines   engine.py (the protocol), hf.py with sampling.py (transformers), scripted.py (for tests),
-          vllm.py with vllm_settings.py and vllm_worker.py: the only files that import vLLM
-the proof probe.py
-the work  leases.py, groups.py (episodes.py for several turns), worker.py, waits.py
+Engines    engine.py is the protocol, hf.py the engine on transformers; vllm.py, vllm_settings.py and vllm_worker.py are
+           the only files that import vLLM
+Parity     parity.py: does an engine compute what the trainer published?
+Groups     prompt_leases.py hands out prompts, generation.py makes groups of them, worker.py runs it all
 """

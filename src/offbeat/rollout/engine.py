@@ -1,31 +1,36 @@
-"""What an inference engine is to offbeat: tokens in, tokens out, at a version it can name.
+"""The protocol of inference engines: tokens in, tokens out, at a known version.
 
-    await engine.load(12, weights)                    # all of a version or an error, never a mixture
+    await engine.load(12, weights)                    # a whole version or an error, never a mixture
     [answers] = await engine.generate([request])      # a whole group, with log-probs and version spans
-    [logprobs] = await engine.logprobs([token_ids])      # of given tokens: how a probe is checked
+    [logprobs] = await engine.logprobs([token_ids])   # of given tokens, to check a probe
 
-Engines know nothing of logs, tasks or loops. `hf.py` and `vllm.py` are real, `scripted.py` is for tests.
+Engines know nothing of logs, tasks or loops. `hf.py` and `vllm.py` implement the protocol. `within` and `uninterrupted`
+are how a worker waits for one.
 """
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from offbeat.errors import DeadlinePassed
 from offbeat.types import Completion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
+
 Weights = Iterable[tuple[str, "Tensor"]]
-"""Names and tensors as in a Hugging Face state dict, on the host. A tied head may be left out."""
+"""Names and tensors of a Hugging Face state dict, on the host. A tied output head may be left out."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. All of it is sent; an engine fills in nothing from a model's defaults.
+    """How tokens are sampled. It is complete: an engine must not use defaults of the model.
 
     >>> Sampling(max_tokens=16, stop_token_ids=(1,)).temperature
     1.0
@@ -33,11 +38,11 @@ class Sampling:
 
     max_tokens: int
     stop_token_ids: tuple[int, ...]
-    """A completion ends with, and includes, the first of these."""
+    """The first of these ends a completion and is part of it."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0 draws from the whole vocabulary."""
+    """0 samples from the whole vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,12 @@ class Request:
     """
 
     id: str
-    """Of the group to be."""
+    """The id of the future group."""
     prompt_ids: NDArray[np.int32]
     size: int
     sampling: Sampling
     seed: int
-    """The stream its tokens are drawn from; the same request at the same version is the same group."""
+    """The random stream for its tokens. The same request at the same version gives the same group."""
 
     def __init__(self, id: str, prompt_ids: ArrayLike, size: int, sampling: Sampling, seed: int) -> None:  # noqa: A002
         object.__setattr__(self, "id", id)
@@ -64,35 +69,65 @@ class Request:
         object.__setattr__(self, "seed", seed)
 
     def completion_id(self, index: int) -> str:
-        """What the group's completion number `index` is called."""
+        """Return the id of the group's completion number `index`."""
         return f"{self.id}/{index}"
 
 
 class Engine(Protocol):
-    """Generates and scores at the version loaded last. One event loop uses it; calls may overlap."""
+    """Generates completions and computes log-probs with the version loaded last.
+
+    Use it from one event loop; calls may overlap.
+    """
 
     @property
     def version(self) -> int | None:
-        """What is loaded; None before the first load, and while a load is under way."""
+        """The loaded version; None before the first load and during a load."""
 
     async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
-        """A group for each request, unscored, in their order.
+        """Generate the completions of each request, without scores, in the order of the requests.
 
-        Behavior log-probs are of the distribution sampled from, temperature applied. Version spans are contiguous,
-        cover the completion and never decrease. Where the caller is cancelled, so is the generation.
+        Behavior log-probs are those of the sampled distribution, after temperature. Version spans are contiguous,
+        cover the completion, and never decrease. Cancelling the call cancels the generation.
         """
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        """For each sequence of n tokens the n − 1 log-probs of its tokens after the first, at temperature 1."""
+        """Return the n − 1 log-probs of each sequence of n tokens, from its second token on, at temperature 1."""
 
     async def load(self, version: int, weights: Weights) -> None:
-        """Serve this version from now on. An error leaves an engine that is dead.
+        """Serve this version from now on. After an error the engine is dead.
 
-        What is being generated goes on under the new version, or is finished before, as the engine was made.
+        Running generations continue under the new version or finish first, depending on the engine's settings.
         """
 
     async def health(self) -> None:
-        """Raises `EngineDead` where the engine cannot answer."""
+        """Raise `EngineDead` if the engine cannot answer."""
 
     async def close(self) -> None:
-        """End it, and every process it started."""
+        """Shut the engine down, with every process it started."""
+
+
+async def within(seconds: float, what: str, work: Awaitable[T]) -> T:
+    """Return the result of `work`, or raise `DeadlinePassed` that names `what` was waited for.
+
+    >>> asyncio.run(within(0.01, "weights v12 on worker 3", asyncio.sleep(60)))
+    Traceback (most recent call last):
+    offbeat.errors.DeadlinePassed: waited 0.01 s for weights v12 on worker 3
+    """
+    deadline = asyncio.timeout(seconds)
+    try:
+        async with deadline:
+            return await work
+    except TimeoutError:
+        if not deadline.expired():  # the work itself raised it
+            raise
+        raise DeadlinePassed(f"waited {seconds:g} s for {what}") from None
+
+
+async def uninterrupted(work: Awaitable[T]) -> T:
+    """Finish `work` even if the caller is cancelled; the cancellation is raised after it."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise

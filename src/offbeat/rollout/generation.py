@@ -1,4 +1,8 @@
-"""From prompts on loan to scored groups: one call of the engine, texts to the scorers, scores into the groups."""
+"""From prompt leases to scored groups: generate the completions, then score each of them.
+
+`GroupMaker` is what a worker calls. For tasks of one turn, it generates all leases in one call of the engine. For tasks
+of several turns, `Episodes` plays each completion against an environment, in a thread.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,61 +19,11 @@ from offbeat.tasks.turns import Environment, Turn, play
 from offbeat.types import UNKNOWN, Completion, Group, Prompt
 
 
-@dataclass(frozen=True)
-class Episodes:
-    """How a task of several turns is played."""
-
-    environment: Callable[[Prompt], Environment]
-    """A fresh one for every completion."""
-    encode: Callable[[str], Sequence[int]]
-    """Tokens of a reply."""
-    decode: Callable[[Sequence[int]], str]
-    max_turns: int = 8
-
-    async def play(self, engine: Engine, prompt: Prompt, request: Request) -> tuple[Completion, ...]:
-        """All completions of a group, at the same time."""
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(request.size, thread_name_prefix="episode") as threads:
-            played = [
-                loop.run_in_executor(threads, self._one, engine, prompt, request, index, loop)
-                for index in range(request.size)
-            ]
-            return tuple(await asyncio.gather(*played))
-
-    def _one(
-        self, engine: Engine, prompt: Prompt, request: Request, index: int, loop: asyncio.AbstractEventLoop
-    ) -> Completion:
-        start = request.prompt_ids.tolist()
-        limit = request.sampling.max_tokens
-
-        def generate(written: Sequence[int]) -> Turn:
-            turn = Request(
-                f"{request.completion_id(index)}@{len(written)}",
-                [*start, *written],
-                size=1,
-                sampling=replace(request.sampling, max_tokens=limit - len(written)),
-                seed=derive(request.seed, "episode", index, len(written)),
-            )
-            [[said]] = asyncio.run_coroutine_threadsafe(engine.generate([turn]), loop).result()
-            return _turn(said)
-
-        episode = play(
-            self.environment(prompt), generate, self.encode, self.decode, max_tokens=limit, max_turns=self.max_turns
-        )
-        return episode.completion(request.completion_id(index))
-
-
-def _turn(said: Completion) -> Turn:
-    assert said.behavior_logprobs is not UNKNOWN  # an engine knows what it sampled from
-    versions = [span.version for span in said.versions for _ in range(span.start, span.end)]
-    return Turn(said.token_ids.tolist(), said.behavior_logprobs.tolist(), versions, said.finish)
-
-
 class Scorer(Protocol):
-    """What `tasks.scoring.ScoringPool` is to a worker."""
+    """The part of `ScoringPool` that a worker uses."""
 
     def score(self, text: str, columns: Columns, *, of: str = "") -> "Future[Outcome]":
-        """One completion; may block while others wait."""
+        """Score one completion. The call blocks while the pool's queue is full."""
 
 
 @dataclass(frozen=True)
@@ -80,34 +34,81 @@ class GroupMaker:
     """G."""
     sampling: Sampling
     decode: Callable[[Sequence[int]], str]
-    """A completion's text, as its scorer sees it."""
+    """Token ids to the text that the scorer sees."""
     scorer: Scorer
-    episodes: Episodes | None = None
-    """For a task of several turns."""
+    episodes: "Episodes | None" = None
+    """For tasks of several turns."""
 
     async def make(self, engine: Engine, leases: Sequence[PromptLease]) -> list[Group]:
-        """A whole group for every lease: a completion without a score is `Unscorable`, never left out."""
-        requests = [self._request(lease) for lease in leases]
+        """Make a whole group for every lease. A completion without a score is `Unscorable`, never left out."""
+        requests = [
+            Request(lease.group_id, lease.prompt.token_ids, self.size, self.sampling, lease.seed) for lease in leases
+        ]
         if self.episodes is None:
-            answered = await engine.generate(requests)
+            generated = await engine.generate(requests)
         else:
-            played = (self.episodes.play(engine, lease.prompt, r) for lease, r in zip(leases, requests, strict=True))
-            answered = await asyncio.gather(*played)
-        pairs = zip(leases, answered, strict=True)
-        return await asyncio.gather(*(self._scored(lease, completions) for lease, completions in pairs))
+            episodes = (self.episodes.play(engine, lease.prompt, r) for lease, r in zip(leases, requests, strict=True))
+            generated = await asyncio.gather(*episodes)
+        pairs = zip(leases, generated, strict=True)
+        return await asyncio.gather(*(self._score(lease, completions) for lease, completions in pairs))
 
-    def _request(self, lease: PromptLease) -> Request:
-        return Request(lease.group_id, lease.prompt.token_ids, self.size, self.sampling, lease.seed)
-
-    async def _scored(self, lease: PromptLease, completions: tuple[Completion, ...]) -> Group:
+    async def _score(self, lease: PromptLease, completions: tuple[Completion, ...]) -> Group:
         futures = await asyncio.to_thread(self._submit, lease, completions)
         scores = await asyncio.gather(*map(asyncio.wrap_future, futures))
         scored = [replace(one, score=score) for one, score in zip(completions, scores, strict=True)]
         return Group(lease.group_id, lease.prompt, tuple(scored))
 
     def _submit(self, lease: PromptLease, completions: tuple[Completion, ...]) -> "list[Future[Outcome]]":
-        """In a thread, because the pool's line may be full."""
+        """Queue the completions for scoring. Runs in a thread, because the pool's queue may be full."""
         return [
             self.scorer.score(self.decode(one.token_ids.tolist()), lease.prompt.columns, of=one.id)
             for one in completions
         ]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """How to play a task of several turns."""
+
+    environment: Callable[[Prompt], Environment]
+    """Makes a new environment for every completion."""
+    encode: Callable[[str], Sequence[int]]
+    """A reply of the environment to token ids."""
+    decode: Callable[[Sequence[int]], str]
+    max_turns: int = 8
+
+    async def play(self, engine: Engine, prompt: Prompt, request: Request) -> tuple[Completion, ...]:
+        """Play all completions of a group concurrently."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(request.size, thread_name_prefix="episode") as threads:
+            episodes = [
+                loop.run_in_executor(threads, self._play_one, engine, prompt, request, index, loop)
+                for index in range(request.size)
+            ]
+            return tuple(await asyncio.gather(*episodes))
+
+    def _play_one(
+        self, engine: Engine, prompt: Prompt, request: Request, index: int, loop: asyncio.AbstractEventLoop
+    ) -> Completion:
+        prompt_ids, max_tokens = request.prompt_ids.tolist(), request.sampling.max_tokens
+
+        def generate(so_far: Sequence[int]) -> Turn:
+            turn = Request(
+                f"{request.completion_id(index)}@{len(so_far)}",
+                [*prompt_ids, *so_far],
+                size=1,
+                sampling=replace(request.sampling, max_tokens=max_tokens - len(so_far)),
+                seed=derive(request.seed, "episode", index, len(so_far)),
+            )
+            [[completion]] = asyncio.run_coroutine_threadsafe(engine.generate([turn]), loop).result()
+            return _to_turn(completion)
+
+        environment = self.environment(prompt)
+        episode = play(environment, generate, self.encode, self.decode, max_tokens=max_tokens, max_turns=self.max_turns)
+        return episode.completion(request.completion_id(index))
+
+
+def _to_turn(completion: Completion) -> Turn:
+    assert completion.behavior_logprobs is not UNKNOWN  # an engine always returns them
+    versions = [span.version for span in completion.versions for _ in range(span.start, span.end)]
+    return Turn(completion.token_ids.tolist(), completion.behavior_logprobs.tolist(), versions, completion.finish)

@@ -1,13 +1,13 @@
-"""Does this engine serve what was published? The tolerance is the engine's own, measured at version 0.
+"""Check that an engine serves the published version, with a tolerance measured on the engine itself.
 
     prober = await Prober.calibrated(engine, subscription.probe(0))     # the engine still has version 0
     verdict = await prober.check(engine, subscription.probe(12))
 
-Two questions. Is the gap to the trainer no wider than a few times what it was at version 0? And did the engine's
-log-probs move as the trainer's moved? The second needs a move that stands out from rounding. In float32 every step
-does, and shows an engine that is stale long before the gap would. In 16 bits one step may not: then the move adds up
-over versions until it can be judged. And in 16 bits the log-probs of a few unlikely tokens jump by whole nats where
-hardly a weight has changed, in trainer and engine alike: so sizes are medians, and so is what the engine followed.
+A check asks two questions. Is the gap to the trainer's log-probs at most a few times the gap at version 0? Did the
+engine's log-probs move as the trainer's did? The second question needs a move larger than rounding. In float32 every
+step is, and a stale engine shows long before its gap grows. In 16 bits one step may be too small; then the move adds up
+over versions until it can be judged. In 16 bits the log-probs of a few unlikely tokens also jump by whole nats although
+hardly a weight has changed, in trainer and engine alike. So both sizes and ratios of moves are medians.
 """
 
 from dataclasses import dataclass
@@ -21,87 +21,86 @@ from offbeat.rollout.engine import Engine
 from offbeat.weights.probe import Probe
 
 FLOOR: Final = 1e-4
-"""A gap below this is rounding, whatever it was at version 0."""
+"""The smallest tolerance: a smaller gap is rounding."""
 SLACK: Final = 3.0
-"""How many times the gap of version 0 is still the same engine."""
-LARGEST: Final = 0.25
-"""A mean gap beyond this at version 0 is another model, not another rounding."""
-STANDS_OUT: Final = 5.0
-"""How many times as large as rounding a move must be to be judged."""
-HALF_HEARTED: Final = 0.3
-"""How far from 1 what an engine followed may be, beyond what rounding explains: half of a model that stays is seen."""
+"""The tolerance as a multiple of the gap at version 0."""
+LARGEST_GAP: Final = 0.25
+"""A larger mean gap at version 0 means another model, not other rounding."""
+SMALLEST_MOVE: Final = 5.0
+"""The smallest move that can be judged, as a multiple of rounding."""
+MOVE_TOLERANCE: Final = 0.3
+"""How far `followed` may be from 1, beyond rounding. This detects an engine that updated only half of the model."""
 
 
 @dataclass(frozen=True)
 class ProbeVerdict:
-    """What a check found.
+    """The result of a check.
 
     >>> ProbeVerdict(gap=3e-6, tolerance=1e-4, followed=0.999).passed
     True
     >>> print(ProbeVerdict(gap=0.04, tolerance=0.12, followed=0.0, doubt=0.1))
-    followed 0.00 of the trainer's move, where 1 was due and 0.60 would do
+    followed 0.00 of the trainer's move; between 0.60 and 1.40 is required
     """
 
     gap: float
-    """Mean absolute difference of log-probs to the trainer's, at the same version: the engine gap."""
+    """The engine gap: mean absolute difference to the trainer's log-probs at the same version."""
     tolerance: float
     followed: float | None = None
-    """How much of the trainer's move since the last judgement the engine made: 1 is all of it, 0 is none. None while
-    the move does not stand out from rounding."""
+    """The engine's move as a fraction of the trainer's, since the last move that was judged. None if the move is too
+    small to judge."""
     doubt: float = 0.0
-    """How much of `followed` rounding may have hidden."""
+    """How much rounding may have changed `followed`."""
 
     @property
     def near(self) -> bool:
-        """Whether the gap is within tolerance; a gap that is not a number is not."""
+        """True if the gap is within tolerance. A NaN gap is not."""
         return self.gap <= self.tolerance
 
     @property
     def moved(self) -> bool:
-        """Whether nothing speaks against the engine having followed."""
-        return self.followed is None or abs(self.followed - 1) <= HALF_HEARTED + self.doubt
+        """True if the engine followed the trainer's move, or the move is too small to judge."""
+        return self.followed is None or abs(self.followed - 1) <= MOVE_TOLERANCE + self.doubt
 
     @property
     def passed(self) -> bool:
-        """Both."""
         return self.near and self.moved
 
     def __str__(self) -> str:
         if not self.near:
-            return f"mean |Δlogp| to the trainer is {self.gap:.2g}, and {self.tolerance:.2g} is tolerated"
+            return f"mean |Δlogp| to the trainer is {self.gap:.2g}, more than the tolerance of {self.tolerance:.2g}"
         if not self.moved:
-            enough = 1 - HALF_HEARTED - self.doubt
-            return f"followed {self.followed:.2f} of the trainer's move, where 1 was due and {enough:.2f} would do"
-        return f"passed: mean |Δlogp| {self.gap:.2g} of {self.tolerance:.2g} tolerated"
+            low, high = 1 - MOVE_TOLERANCE - self.doubt, 1 + MOVE_TOLERANCE + self.doubt
+            return f"followed {self.followed:.2f} of the trainer's move; between {low:.2f} and {high:.2f} is required"
+        return f"passed: mean |Δlogp| {self.gap:.2g}, tolerance {self.tolerance:.2g}"
 
 
 @dataclass
 class Prober:
-    """One engine's checks."""
+    """Checks one engine, version after version."""
 
     rounding: float
-    """The usual gap of a token at version 0: what engine and trainer differ by when nothing is wrong."""
+    """The typical gap of a token at version 0, where engine and trainer differ only by rounding."""
     tolerance: float
     published: NDArray[np.float32]
-    """The trainer's log-probs when a move was judged last, and …"""
+    """The trainer's log-probs when a move was last judged."""
     measured: NDArray[np.float32]
-    """… the engine's."""
+    """The engine's log-probs at that time."""
 
     @classmethod
     async def calibrated(cls, engine: Engine, probe: Probe) -> "Prober":
-        """With the tolerance that this engine needs; it must be serving the probe's version, usually 0."""
+        """Measure the tolerance of this engine. It must serve the probe's version, usually 0."""
         measured = await _measure(engine, probe)
         gaps = (measured - probe.values).astype(np.float64)
         gap = float(np.abs(gaps).mean())
-        if not gap <= LARGEST:
+        if not gap <= LARGEST_GAP:
             raise ProbeFailed(
-                f"before any load the engine differs from the published version by {gap:.2g} a token: its model "
-                "directory is not what this run started from, or the engine computes it wrongly"
+                f"before any load, the engine's log-probs differ from the published ones by {gap:.2g} per token: its "
+                "model directory is not the one this run started from, or the engine computes it wrongly"
             )
-        return cls(usual_size(gaps), max(FLOOR, SLACK * gap), probe.values, measured)
+        return cls(robust_std(gaps), max(FLOOR, SLACK * gap), probe.values, measured)
 
     async def check(self, engine: Engine, probe: Probe) -> ProbeVerdict:
-        """Whether the engine serves the version that the probe belongs to."""
+        """Check whether the engine serves the version of this probe."""
         measured = await _measure(engine, probe)
         verdict = judge(self, probe.values, measured)
         if verdict.passed and verdict.followed is not None:
@@ -110,33 +109,33 @@ class Prober:
 
 
 def judge(before: Prober, published: NDArray[np.float32], measured: NDArray[np.float32]) -> ProbeVerdict:
-    """The two questions, on plain numbers.
+    """Answer the two questions of the module docstring from log-probs alone.
 
     >>> start = Prober(0.001, 0.12, np.array([-1.0, -2.0], np.float32), np.array([-1.001, -1.999], np.float32))
     >>> new = np.array([-1.01, -1.98], np.float32)
     >>> judge(start, new, np.array([-1.011, -1.98], np.float32)).passed
     True
-    >>> judge(start, new, start.measured).followed   # nothing moved: a stale engine, well within its tolerance
+    >>> judge(start, new, start.measured).followed   # a stale engine: nothing moved, though the gap is within tolerance
     0.0
     """
     if published.shape != before.published.shape:
-        raise ProbeError(f"the probe has {published.size} log-probs, the one before had {before.published.size}")
+        raise ProbeError(f"the probe has {published.size} log-probs, the previous one had {before.published.size}")
     gap = float(np.abs(measured - published).mean())
-    due = published.astype(np.float64) - before.published
-    done = measured.astype(np.float64) - before.measured
-    size = usual_size(due)
-    if size <= STANDS_OUT * before.rounding:
+    trainer_move = published.astype(np.float64) - before.published
+    engine_move = measured.astype(np.float64) - before.measured
+    size = robust_std(trainer_move)
+    if size <= SMALLEST_MOVE * before.rounding:
         return ProbeVerdict(gap, before.tolerance)
-    far = np.abs(due) >= np.median(np.abs(due))
-    # Rounding of the trainer's own, at both ends of its move, makes the move look longer than it is.
+    large = np.abs(trainer_move) >= np.median(np.abs(trainer_move))
+    # The trainer's own rounding, at both ends of its move, makes the move look longer than it is.
     doubt = 2 * (before.rounding / size) ** 2
-    return ProbeVerdict(gap, before.tolerance, float(np.median(done[far] / due[far])), doubt)
+    return ProbeVerdict(gap, before.tolerance, float(np.median(engine_move[large] / trainer_move[large])), doubt)
 
 
-def usual_size(moves: NDArray[np.float64]) -> float:
-    """The size of most: the standard deviation that normal numbers with this median would have.
+def robust_std(moves: NDArray[np.float64]) -> float:
+    """Return the standard deviation that normal values around 0 with the same median size would have.
 
-    >>> round(usual_size(np.array([0.1, -0.1, 0.1, -9.0])), 3)
+    >>> round(robust_std(np.array([0.1, -0.1, 0.1, -9.0])), 3)
     0.148
     """
     return 1.4826 * float(np.median(np.abs(moves)))

@@ -1,4 +1,4 @@
-"""What vLLM is told: its environment, its arguments, how it samples. All of it is said, nothing left to a default."""
+"""The settings of vLLM: environment, engine arguments and sampling parameters, all explicit."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from offbeat.imports import environment_of
+from offbeat.imports import temporary_environment
 from offbeat.rollout.engine import Sampling
 
 if TYPE_CHECKING:
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 _NEVER: Final = 2**31 - 1
 _GREEDY_BELOW: Final = 0.01
-"""vLLM raises temperatures below this silently, and takes 0 for greedy."""
+"""vLLM silently raises temperatures below this, and treats 0 as greedy."""
 
 
 def sampling_params(sampling: Sampling, seed: int) -> "SamplingParams":
-    """Every parameter that decides what is drawn; what others call default is left to nobody."""
+    """Set every parameter that affects sampling, so that no default does."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     if not sampling.temperature >= _GREEDY_BELOW:
         raise ValueError(
-            f"temperature {sampling.temperature} is not what vLLM would sample at: use {_GREEDY_BELOW} or more"
+            f"temperature {sampling.temperature}: vLLM would sample with another one; use {_GREEDY_BELOW} or more"
         )
     return SamplingParams(
         n=1,
@@ -41,18 +41,18 @@ def sampling_params(sampling: Sampling, seed: int) -> "SamplingParams":
         max_tokens=sampling.max_tokens,
         min_tokens=0,
         stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=True,  # only the stop tokens that were sent end a completion
+        ignore_eos=True,  # only `stop_token_ids` end a completion
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        stream_interval=_NEVER,  # the first token, which says that it has begun, and then all the others
+        stream_interval=_NEVER,  # two outputs: the first token, which shows that it has started, then the rest
         skip_clone=True,
     )
 
 
 def logprob_params() -> "SamplingParams":
-    """For the log-probs of given tokens; the one token that vLLM insists on generating is thrown away."""
+    """Return the parameters for log-probs of given tokens. vLLM must generate one token, which is discarded."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -68,15 +68,17 @@ def logprob_params() -> "SamplingParams":
 
 
 def import_vllm() -> None:
-    """Or say how to get it."""
+    """Import vLLM, or raise an error that says how to install it."""
     try:
         import vllm.v1.engine.async_llm  # noqa: F401
     except ImportError as missing:
-        raise ImportError("this engine is vLLM: pip install 'offbeat[vllm]', on CPU scripts/install-cpu") from missing
+        raise ImportError(
+            "this engine needs vLLM: pip install 'offbeat[vllm]'; on CPU, scripts/install-cpu"
+        ) from missing
 
 
 def start_llm(settings: dict[str, object]) -> "AsyncLLM":
-    """An `AsyncLLM` with these arguments and those that are the same for every engine; blocks until it is ready."""
+    """Start an `AsyncLLM` with these arguments and those common to all engines; block until it is ready."""
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -84,10 +86,10 @@ def start_llm(settings: dict[str, object]) -> "AsyncLLM":
     arguments = AsyncEngineArgs(
         **settings,
         **on_cpu,
-        load_format="safetensors",  # never a pickle
+        load_format="safetensors",  # never pickle
         trust_remote_code=False,
-        generation_config="vllm",  # the model's own sampling defaults stay out
-        logprobs_mode="processed_logprobs",  # of the distribution sampled from
+        generation_config="vllm",  # ignore the sampling defaults of the model
+        logprobs_mode="processed_logprobs",  # those of the sampled distribution
         enable_prefix_caching=True,
         disable_log_stats=True,
     )
@@ -100,8 +102,8 @@ def _on_gpu() -> bool:
 
 @contextlib.contextmanager
 def environment(threads: int, kv_cache_gib: int) -> Iterator[None]:
-    """What vLLM's processes inherit; afterwards this process has its own environment back."""
-    ours = {
+    """Set the environment that vLLM's processes inherit; restore it afterwards."""
+    settings = {
         "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
@@ -110,8 +112,8 @@ def environment(threads: int, kv_cache_gib: int) -> Iterator[None]:
         "HF_HUB_OFFLINE": "1",
     }
     if "VLLM_LOGGING_LEVEL" not in os.environ:
-        ours["VLLM_LOGGING_LEVEL"] = "ERROR"
-    if not _on_gpu():  # half a minute of compiling before the first token, for what gains nothing measurable
-        ours["TORCH_COMPILE_DISABLE"] = "1"
-    with environment_of(ours):
+        settings["VLLM_LOGGING_LEVEL"] = "ERROR"
+    if not _on_gpu():  # compiling takes half a minute on CPU and gains nothing measurable
+        settings["TORCH_COMPILE_DISABLE"] = "1"
+    with temporary_environment(settings):
         yield

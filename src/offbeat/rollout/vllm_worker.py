@@ -1,7 +1,8 @@
-"""How a version reaches vLLM's workers: through memory that they map, and one layerwise reload inside each.
+"""How a version reaches vLLM's workers: through shared memory, and a layerwise reload inside each worker.
 
-The engine writes the weights once, before it pauses anything, into a nameless file of memory (memfd). Its workers map
-the same pages, so nothing is sent and nothing pickled; when the last process lets go, the memory is gone, crash or not.
+Before it pauses generation, the engine writes the weights once to an anonymous file in memory (memfd). The workers map
+the same pages, so nothing is sent or pickled. The kernel frees the memory when the last process closes it, even after a
+crash.
 """
 
 import json
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 HEAD: Final = "lm_head.weight"
 _ALIGNMENT: Final = 64
 GRACE: Final = 15.0
-"""Seconds for an engine core to end by itself before it is killed."""
+"""Seconds that an engine core has to end by itself before it is killed."""
 
 
 class SharedWeights:
-    """Tensors in memory that other processes of this machine and user can map.
+    """Tensors in memory that other processes of the same user on this machine can map.
 
     >>> with SharedWeights() as shared:
     ...     shared.write([("a", torch.arange(3)), ("b", torch.ones(2, 2, dtype=torch.bfloat16))])
@@ -43,7 +44,7 @@ class SharedWeights:
     def __init__(self) -> None:
         self._file = open(os.memfd_create("offbeat-weights", os.MFD_CLOEXEC), "wb")  # noqa: SIM115 - closed on exit
         self.path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
-        self._places: list[tuple[str, str, list[int], int]] = []
+        self._entries: list[tuple[str, str, list[int], int]] = []
 
     def __enter__(self) -> "SharedWeights":
         return self
@@ -53,44 +54,46 @@ class SharedWeights:
 
     @property
     def table(self) -> str:
-        """What lies where, as JSON: name, dtype, shape, offset."""
-        return json.dumps(self._places)
+        """The content as JSON: name, dtype, shape and offset of each tensor."""
+        return json.dumps(self._entries)
 
     def write(self, weights: Weights) -> None:
-        """One tensor after another, so that a generator never has to hold them all."""
+        """Write one tensor after another, so that a generator need not hold them all."""
         for name, tensor in weights:
             host = tensor.detach().to("cpu").contiguous()
-            place = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
-            self._file.seek(place)
+            offset = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
+            self._file.seek(offset)
             self._file.write(host.view(-1).view(torch.uint8).numpy().data)
-            self._places.append((name, str(host.dtype).removeprefix("torch."), list(host.shape), place))
+            self._entries.append((name, str(host.dtype).removeprefix("torch."), list(host.shape), offset))
         self._file.flush()
 
 
 def read(path: str, table: str) -> Iterator[tuple[str, Tensor]]:
-    """What `SharedWeights.write` wrote, as views of the mapped memory."""
+    """Yield what `SharedWeights.write` wrote, as views of the mapped memory."""
     with open(path, "rb") as file:
-        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # writable views, as torch wants, of private pages
-    for name, dtype, shape, place in json.loads(table):
+        pages = mmap.mmap(
+            file.fileno(), 0, access=mmap.ACCESS_COPY
+        )  # torch wants writable memory, so these pages are private copies
+    for name, dtype, shape, offset in json.loads(table):
         kind = getattr(torch, dtype)
         count = int(np.prod(shape, dtype=np.int64))
-        yield name, torch.frombuffer(pages, dtype=kind, count=count, offset=place).view(shape)
+        yield name, torch.frombuffer(pages, dtype=kind, count=count, offset=offset).view(shape)
 
 
 class WorkerPart:
-    """Mixed into vLLM's worker class: what the engine calls by name inside every worker process."""
+    """A mixin for vLLM's worker class. The engine calls its methods by name inside every worker process."""
 
     model_runner: "GPUModelRunner"
 
     def offbeat_live_with(self, pid: int) -> None:
-        """End the engine core, and with it this worker, when process `pid` ends: killed, it could not do so itself."""
+        """End the engine core, and this worker with it, when process `pid` ends, even if it is killed."""
         owner, core = os.pidfd_open(pid), os.getppid()
 
         def follow() -> None:
             select.select([owner], [], [])
-            for last_word in (signal.SIGTERM, signal.SIGKILL):
+            for sign in (signal.SIGTERM, signal.SIGKILL):
                 if os.getppid() == core:
-                    os.kill(core, last_word)
+                    os.kill(core, sign)
                 time.sleep(GRACE)
 
         threading.Thread(target=follow, name="offbeat-live-with", daemon=True).start()
@@ -98,10 +101,10 @@ class WorkerPart:
     def offbeat_receive(self, path: str, table: str) -> None:
         """Replace all weights.
 
-        On CPU linear layers are prepacked and their plain weights gone, so loading into the live model cannot work: a
-        layerwise reload takes each layer back to its loadable form, fills it and packs it again. On GPU the same recipe
-        runs, from host memory (not run by us); vLLM's `nccl` transfer engines would plug in here instead, as
-        `start_weight_update`, `update_weights`, `finish_weight_update` of the worker around their own receive.
+        On CPU, vLLM prepacks linear layers and drops their plain weights, so it cannot load into the live model. A
+        layerwise reload restores the loadable form of each layer, fills it and packs it again. The same code should
+        work on GPU, from host memory, but has not been run there. vLLM's `nccl` transfer engines would replace it with
+        `start_weight_update`, `update_weights` and `finish_weight_update` of the worker.
         """
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -116,8 +119,8 @@ class WorkerPart:
     def offbeat_repair_heads(self, model: torch.nn.Module) -> None:
         """Pack output heads again.
 
-        A tied head owns no weights, so the reload passes it by, and on CPU its packed copy would silently go on serving
-        the version before.
+        A tied head owns no weights, so the reload skips it. On CPU, its packed copy would silently keep serving the
+        previous version.
         """
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -127,22 +130,22 @@ class WorkerPart:
 
 
 def saved_shapes(model_dir: Path) -> dict[str, list[int]]:
-    """Names and shapes in a model directory's safetensors files: what every version has to bring."""
+    """Return names and shapes of a model directory's safetensors files. Every version must provide all of them."""
     shapes: dict[str, list[int]] = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - not a dict
     if not shapes:
-        raise FileNotFoundError(f"{model_dir} has no *.safetensors file: save the model with save_pretrained")
+        raise FileNotFoundError(f"{model_dir} has no *.safetensors file; save the model with save_pretrained")
     return shapes
 
 
-def fitting(weights: Iterable[tuple[str, Tensor]], shapes: Mapping[str, list[int]], *, tied: bool) -> Weights:
-    """The weights, refused where they are not exactly what the model needs; a tied head is left out.
+def check_weights(weights: Iterable[tuple[str, Tensor]], shapes: Mapping[str, list[int]], *, tied: bool) -> Weights:
+    """Yield the weights without a tied head. Raises `ValueError` if they are not exactly those of the model.
 
-    vLLM itself would keep what a version does not bring, and serve a mixture.
+    vLLM itself would keep the weights that a version lacks, and serve a mixture of versions.
 
-    >>> dict(fitting([("a", torch.zeros(2)), ("lm_head.weight", torch.zeros(2))], {"a": [2]}, tied=True)).keys()
+    >>> dict(check_weights([("a", torch.zeros(2)), ("lm_head.weight", torch.zeros(2))], {"a": [2]}, tied=True)).keys()
     dict_keys(['a'])
     """
     needed = {name for name in shapes if not (tied and name == HEAD)}
@@ -152,7 +155,7 @@ def fitting(weights: Iterable[tuple[str, Tensor]], shapes: Mapping[str, list[int
         if name not in shapes:
             raise ValueError(f"the model has no weights called {name}")
         if list(tensor.shape) != list(shapes[name]):
-            raise ValueError(f"{name} is {list(shapes[name])} and was given as {list(tensor.shape)}")
+            raise ValueError(f"{name} has shape {list(shapes[name])}, but {list(tensor.shape)} was given")
         needed.discard(name)
         yield name, tensor
     if needed:

@@ -1,13 +1,14 @@
-"""A worker: reads policies from the weight log, turns prompts into scored groups, appends them to the experience log.
+"""A worker: loads policies from the weight log, makes scored groups of prompts, appends them to the experience log.
 
-    start ── an engine ── its tolerance, on version 0 ── load the newest version ── probe ── READY
-                ▲                                                                              │
-                │ EngineDead, or stuck beyond the lease                   lanes: take prompts, generate, score, append
-                └──────────────────────────────────────────────────────── watch: a newer version? fetch, load, probe
+    start ── engine ── calibrate the probe on version 0 ── load the newest version ── probe ── READY
+                ▲                                                                                │
+                │ EngineDead, or a call that takes too long             lanes: take prompts, generate, score, append
+                └────────────────────────────────────────────────────── watch: is there a newer version? load, probe
 
-A worker is STALE until it has loaded and proven a version. A failed probe quarantines it: what it wrote since the load
-is discarded, it loads the version again from an anchor, and if that fails too it gives up with an error. Whatever ends
-a lane, its prompts go back. The same class runs in one process, in a Ray actor, or alone on another machine.
+A worker is STALE until the version it loaded passes its probe. If a probe fails, the worker is QUARANTINED: it discards
+the groups generated since the load and loads the version again from an anchor. If that fails too, `run` raises an
+error. However a lane ends, its prompts are given back. The same class runs in one process, in a Ray actor, or on its
+own on another machine. Every wait has a name and a deadline.
 """
 
 import asyncio
@@ -21,11 +22,10 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from offbeat.errors import DeadlinePassed, EngineDead, ProbeFailed, WorkerFailed
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog, Receipt
-from offbeat.rollout.engine import Engine
+from offbeat.rollout.engine import Engine, uninterrupted, within
 from offbeat.rollout.generation import GroupMaker
 from offbeat.rollout.parity import Prober, ProbeVerdict
 from offbeat.rollout.prompt_leases import PromptLease, Prompts
-from offbeat.rollout.waits import uninterrupted, within
 from offbeat.types import Group
 from offbeat.weights.probe import Probe
 
@@ -34,72 +34,71 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FRUITLESS_STARTS: Final = 3
-"""Engines in a row that die without a single group before the worker gives up."""
+MAX_FAILED_ENGINES: Final = 3
+"""After so many engines in a row that die without a finished group, the worker fails."""
 
 
 class Status(StrEnum):
-    """What a worker is good for at the moment."""
+    """Whether a worker's engine can be used."""
 
     STALE = "stale"
-    """No engine, or one whose weights are not proven yet."""
+    """There is no engine, or its weights have not passed their probe yet."""
     READY = "ready"
     QUARANTINED = "quarantined"
-    """Its engine failed the probe and loads again from an anchor."""
+    """The engine failed its probe and loads the version again from an anchor."""
     STOPPED = "stopped"
 
 
 class Policies(Protocol):
-    """What `weights.subscription.Subscription` is to a worker."""
+    """The part of `weights.subscriber.Subscription` that a worker uses."""
 
     def newest(self) -> int | None:
-        """The newest complete version."""
+        """Return the newest complete version."""
 
     def fetch(self, version: int, *, from_anchor: bool = False) -> "Mapping[str, Tensor]":
-        """Its weights, verified."""
+        """Return the verified weights of a version."""
 
-    def probe(self, version: int) -> Probe | None:
-        """Its probe."""
+    def probe(self, version: int) -> Probe | None: ...
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How much a worker does at once, and how long it waits."""
+    """How much a worker does concurrently, and how long it waits."""
 
     lanes: int = 1
-    """Calls of the engine that overlap: many for an engine that batches them itself, one for any other."""
+    """Concurrent calls of the engine: many for an engine that batches them itself, otherwise one."""
     groups_per_call: int = 1
     poll_seconds: float = 1.0
-    """Between two looks for a newer version, or for prompts where there were none."""
+    """Time between two checks for a newer version, or for prompts if there were none."""
     call_seconds: float = 600.0
-    """An engine that takes longer for one call is stuck."""
+    """If one call takes longer, the engine counts as stuck and is replaced."""
     start_seconds: float = 600.0
-    """For the first version to appear, and for an engine to start."""
+    """Deadline for the first version to appear, and for an engine to start."""
 
 
 @dataclass
 class WorkerTally:
-    """What a worker has done."""
+    """Counts of a worker's work so far."""
 
     groups: int = 0
     tokens: int = 0
     refused: int = 0
-    """Groups that the door of the experience log turned away."""
+    """Groups that failed validation and are in quarantine."""
     discarded: int = 0
-    """Groups written between a load and its failed probe, or while an engine died."""
+    """Groups generated between a load and its failed probe, or while an engine died."""
     loads: int = 0
     quarantines: int = 0
     starts: int = 0
     notices: list[str] = field(default_factory=list)
-    """What went wrong, in order."""
+    """Error messages, in order."""
 
 
-class _Tainted(Exception):
-    """The call ran on weights that failed their probe."""
+class _ProbeFailedMeanwhile(Exception):
+    """A group was generated with weights that then failed their probe."""
 
 
 class Worker:
-    """See the module. One event loop; `stop` may be called from within it."""
+    """A rollout worker, as the module describes. Call all methods from one event loop."""
 
     def __init__(
         self,
@@ -111,16 +110,16 @@ class Worker:
         log: ExperienceLog,
         pace: Pace | None = None,
     ) -> None:
-        """Make a worker; it does nothing yet.
+        """Make a worker; `run` starts it.
 
         Args:
-            name: In events and rows; unique among workers.
-            start_engine: Makes an engine that serves version 0, the model the run began with.
+            name: A name that is unique among the workers of a run; events and groups carry it.
+            start_engine: Starts an engine that serves version 0, the initial model of the run.
             policies: The weight log.
-            prompts: Where leases come from.
-            maker: How groups are made.
-            log: Where they go.
-            pace: How much at once.
+            prompts: Where prompt leases come from.
+            maker: Makes groups from leases.
+            log: Where groups are appended.
+            pace: Concurrency and deadlines.
         """
         self.name, self.status, self.tally = name, Status.STALE, WorkerTally()
         self.verdict: ProbeVerdict | None = None
@@ -128,75 +127,76 @@ class Worker:
         self._maker, self._log, self._pace = maker, log, pace or Pace()
         self._engine: Engine | None = None
         self._prober: Prober | None = None
-        self._proven = asyncio.Event()
+        self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._nudged = asyncio.Event()
-        self._taints = 0
+        self._failed_probes = 0
 
     @property
     def version(self) -> int | None:
-        """The version it serves, if it is proven."""
+        """The version it serves; None unless it is READY."""
         return self._engine.version if self._engine and self.status is Status.READY else None
 
     def nudge(self) -> None:
-        """There is a newer version: do not wait for the next look."""
+        """Check for a newer version now instead of after `poll_seconds`."""
         self._nudged.set()
 
     def stop(self) -> None:
-        """Give back what is on loan and end `run`."""
+        """Give back all leases and end `run`."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Work until told to stop."""
-        fruitless, groups = 0, -1
+        """Work until `stop` is called. Replace engines that die."""
+        failed, groups = 0, -1
         try:
             while not self._stopping.is_set():
-                fruitless = 0 if self.tally.groups > groups else fruitless + 1
+                failed = 0 if self.tally.groups > groups else failed + 1
                 groups = self.tally.groups
                 try:
                     await self._until_stopped(self.start())
-                    await self._until_stopped(self._watch(), *(self._lane() for _ in range(self._pace.lanes)))
+                    lanes = (self._run_lane() for _ in range(self._pace.lanes))
+                    await self._until_stopped(self._watch_versions(), *lanes)
                 except EngineDead as dead:
                     self.tally.notices.append(f"engine died: {dead}")
                     await self.close()
-                    if fruitless + 1 >= FRUITLESS_STARTS:
+                    if failed + 1 >= MAX_FAILED_ENGINES:
                         raise WorkerFailed(
-                            f"worker {self.name}: {FRUITLESS_STARTS} engines died in a row without a group, the last "
-                            f"one: {dead}"
+                            f"worker {self.name}: {MAX_FAILED_ENGINES} engines in a row died without a finished group; "
+                            f"the last error: {dead}"
                         ) from dead
         finally:
             await self.close()
             self.status = Status.STOPPED
 
     async def start(self) -> None:
-        """An engine that serves the newest version, proven."""
+        """Start an engine and make it serve the newest version."""
         self.status = Status.STALE
-        self._proven.clear()
+        self._ready.clear()
         newest = await self._first_version()
         self.tally.starts += 1
         what = f"an engine of worker {self.name} to start"
-        self._engine = await self._promptly(self._pace.start_seconds, what, self._start_engine())
+        self._engine = await self._call_engine(self._pace.start_seconds, what, self._start_engine())
         self._prober = await Prober.calibrated(self._engine, await self._probe(0))
         await self.sync(newest)
 
     async def close(self) -> None:
-        """End the engine."""
+        """Shut down the engine."""
         self.status = Status.STALE
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
 
     async def sync(self, version: int) -> None:
-        """Load a version and prove it; nothing that may have been written with unproven weights gets into the log."""
+        """Load a version and check its probe. Groups generated meanwhile reach the log only if the probe passes."""
         engine, prober = self._serving()
         probe = await self._probe(version)
         weights = await asyncio.to_thread(self._policies.fetch, version)
-        self._proven.clear()
+        self._ready.clear()
         await engine.load(version, weights.items())
         self.verdict = await prober.check(engine, probe)
         if not self.verdict.passed:
             self.status = Status.QUARANTINED
-            self._taints += 1
+            self._failed_probes += 1
             self.tally.quarantines += 1
             self.tally.notices.append(f"version {version} failed its probe: {self.verdict}")
             weights = await asyncio.to_thread(self._policies.fetch, version, from_anchor=True)
@@ -204,30 +204,30 @@ class Worker:
             self.verdict = await prober.check(engine, probe)
         if not self.verdict.passed:
             raise ProbeFailed(
-                f"worker {self.name} does not serve version {version}, also after a reload from an anchor: "
-                f"{self.verdict}. Its engine computes something else than the trainer: compare versions and dtypes"
+                f"worker {self.name} does not serve version {version}, even after a reload from an anchor: "
+                f"{self.verdict}. Engine and trainer compute different log-probs: compare library versions and dtypes"
             )
         self.tally.loads += 1
         self.status = Status.READY
-        self._proven.set()
+        self._ready.set()
         await self._prompts.serving(self.name, version)
 
     async def rollout(self, leases: Sequence[PromptLease]) -> list[Group]:
-        """Groups for these prompts, in the log. Whatever goes wrong, the prompts are given back first."""
+        """Make groups of these prompts and append them to the log. On any error, give the prompts back first."""
         ids = [lease.group_id for lease in leases]
         try:
-            await self._proven.wait()
+            await self._ready.wait()
             engine, _ = self._serving()
-            taints = self._taints
+            failed_probes = self._failed_probes
             what = f"{len(leases)} groups from worker {self.name}"
             started = asyncio.create_task(self._record(ids, LedgerEventKind.STARTED))
             try:
-                groups = await self._promptly(self._pace.call_seconds, what, self._maker.make(engine, leases))
-                await self._proven.wait()
+                groups = await self._call_engine(self._pace.call_seconds, what, self._maker.make(engine, leases))
+                await self._ready.wait()
             finally:
                 await started
-            if taints != self._taints:
-                raise _Tainted
+            if failed_probes != self._failed_probes:
+                raise _ProbeFailedMeanwhile
             await uninterrupted(self._append(groups, ids))
         except BaseException:
             self.tally.discarded += len(ids)
@@ -252,7 +252,7 @@ class Worker:
         events = [LedgerEvent(group_id, event, cause=cause, by=self.name) for group_id in ids]
         await asyncio.to_thread(self._log.record, events)
 
-    async def _lane(self) -> None:
+    async def _run_lane(self) -> None:
         while True:
             leases = await self._prompts.take(self._pace.groups_per_call, self.name)
             if not leases:
@@ -260,12 +260,12 @@ class Worker:
                 continue
             try:
                 await self.rollout(leases)
-            except _Tainted:
+            except _ProbeFailedMeanwhile:
                 continue
 
-    async def _watch(self) -> None:
+    async def _watch_versions(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):  # not `wait_for`, which may swallow a cancellation
+            with contextlib.suppress(TimeoutError):  # not `wait_for`, which can swallow a cancellation
                 async with asyncio.timeout(self._pace.poll_seconds):
                     await self._nudged.wait()
             self._nudged.clear()
@@ -276,7 +276,7 @@ class Worker:
                 await self.sync(newest)
 
     async def _until_stopped(self, *works: Awaitable[None]) -> None:
-        """All of it at once, until one part fails, all end, or `stop` is called; nothing is left running."""
+        """Run all coroutines until one fails, all end, or `stop` is called; then cancel the rest."""
         stopping: asyncio.Future[object] = asyncio.ensure_future(self._stopping.wait())
         tasks: list[asyncio.Future[object]] = [asyncio.ensure_future(work) for work in works]
         try:
@@ -292,28 +292,26 @@ class Worker:
             await asyncio.gather(stopping, *tasks, return_exceptions=True)
 
     async def _first_version(self) -> int:
-        async def appears() -> int:
+        async def first() -> int:
             while (newest := await asyncio.to_thread(self._policies.newest)) is None:
                 await asyncio.sleep(self._pace.poll_seconds)
             return newest
 
         try:
-            return await within(self._pace.start_seconds, f"the first weights for worker {self.name}", appears())
+            return await within(self._pace.start_seconds, f"the first weights for worker {self.name}", first())
         except DeadlinePassed as late:
-            raise WorkerFailed(f"{late}: is a trainer publishing to this weight log?") from None
+            raise WorkerFailed(f"{late}: check that a trainer publishes to this weight log") from None
 
-    async def _promptly(self, seconds: float, what: str, work: Awaitable[T]) -> T:
+    async def _call_engine(self, seconds: float, what: str, work: Awaitable[T]) -> T:
         try:
             return await within(seconds, what, work)
         except DeadlinePassed as late:
-            raise EngineDead(f"{late}: it is stuck") from None
+            raise EngineDead(f"{late}: the engine is stuck") from None
 
     async def _probe(self, version: int) -> Probe:
         probe = await asyncio.to_thread(self._policies.probe, version)
         if probe is None:
-            raise WorkerFailed(
-                f"version {version} was published without a probe, so nobody can prove that it is served"
-            )
+            raise WorkerFailed(f"version {version} was published without a probe, so the engine cannot be checked")
         return probe
 
     def _serving(self) -> tuple[Engine, Prober]:

@@ -1,13 +1,13 @@
-"""When to publish: every v steps, or as soon as the policy has drifted too far from the one that generates.
+"""When to publish: every v steps, or as soon as the policy has drifted too far from the policy that generates.
 
     why = cadence.due(step=12, published=8, drift=0.21, version=8)
 
-A cadence decides from plain numbers and remembers nothing: all there is to keep is the version published last, which is
-in the weight log and in every checkpoint. So it can be replayed, resumed and tested without tensors or clocks.
+A cadence decides from plain numbers and keeps no state. All it needs is the last published version, which is in the
+weight log and in every checkpoint. So you can replay, resume and test it without tensors or clocks.
 
-Drift has hysteresis. Right after a publish the batches still come from before it, so they still show the drift that
-caused it; publishing again would mend nothing. Drift counts again when half of a batch's tokens come from the last
-published version. That also keeps it monotone: with a larger budget the n-th publish never comes earlier.
+Drift has hysteresis. Right after a publish, batches still come from earlier versions and still show the drift that
+caused it; publishing again would change nothing. Drift counts again when half of a batch's tokens come from the last
+published version. That also keeps the rule monotone: with a larger budget, the n-th publish never comes earlier.
 """
 
 from dataclasses import dataclass
@@ -16,33 +16,33 @@ from typing import Protocol
 
 
 class PublishReason(StrEnum):
-    """What made a publish due."""
+    """Why a publish is due."""
 
     PERIOD = "period"
-    """v steps have passed."""
+    """v steps have passed since the last publish."""
     DRIFT = "drift"
-    """Drift on the batch just trained exceeds its budget."""
+    """The drift on the batch just trained exceeds the budget."""
     LONGEST = "longest"
-    """Drift stayed within its budget for as long as is allowed."""
+    """Drift stayed within the budget for `at_most` steps."""
 
 
 class Cadence(Protocol):
-    """Fixed or driven by drift."""
+    """The rule that decides when to publish."""
 
     def due(self, step: int, published: int, drift: float | None, version: float | None) -> PublishReason | None:
-        """Whether to publish after this step, and why.
+        """Return why to publish after this step, or None.
 
         Args:
-            step: Steps done, the one just finished included.
-            published: The version published last.
-            drift: Of π_k from the behavior policy, on the batch just trained; None where nobody knows.
-            version: The median version of that batch's tokens; None where no version of ours wrote them.
+            step: Steps done, including the one just finished.
+            published: The last published version.
+            drift: From the behavior policy to π_k, on the batch just trained; None if unknown.
+            version: The median version of that batch's tokens; None if no version of this run generated them.
         """
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Every v steps.
+    """Publish every v steps.
 
     >>> [step for step in range(1, 9) if Fixed(every=4).due(step, published=step // 5 * 4, drift=None, version=None)]
     [4, 8]
@@ -55,19 +55,18 @@ class Fixed:
             raise ValueError(f"a cadence of every {self.every} steps never publishes; the smallest is 1")
 
     def due(self, step: int, published: int, drift: float | None, version: float | None) -> PublishReason | None:
-        """See `Cadence`."""
         return PublishReason.PERIOD if step - published >= self.every else None
 
 
 @dataclass(frozen=True)
 class Drift:
-    """As soon as drift exceeds its budget, at the earliest after `at_least` steps and at the latest after `at_most`.
+    """Publish as soon as drift exceeds the budget: after `at_least` steps at the earliest, `at_most` at the latest.
 
     >>> rule = Drift(budget=0.15, at_least=2, at_most=20)
     >>> print(rule.due(step=12, published=8, drift=0.21, version=8), rule.due(12, 8, 0.09, 8))
     drift None
 
-    What was generated before the last publish cannot ask for another:
+    A batch generated before the last publish does not cause another one:
 
     >>> print(rule.due(step=12, published=10, drift=0.21, version=8), rule.due(30, 10, 0.0, version=10))
     None longest
@@ -79,15 +78,15 @@ class Drift:
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
-            raise ValueError(f"a drift budget of {self.budget} is exceeded by every batch; give one above 0, say 0.1")
+            raise ValueError(f"every batch exceeds a drift budget of {self.budget}; give one above 0, for example 0.1")
         if not 1 <= self.at_least <= self.at_most:
             raise ValueError(
                 f"at_least = {self.at_least} and at_most = {self.at_most} leave no step to publish at; "
-                "need 1 ≤ at_least ≤ at_most"
+                "set 1 ≤ at_least ≤ at_most"
             )
 
     def due(self, step: int, published: int, drift: float | None, version: float | None) -> PublishReason | None:
-        """See `Cadence`. A drift that is not a number is beyond every budget."""
+        """See `Cadence`. A drift of NaN exceeds every budget."""
         since = step - published
         if since >= self.at_most:
             return PublishReason.LONGEST

@@ -1,4 +1,4 @@
-"""Where workers get prompts: leases under admission. Waits instead of turning away, so that nobody has to ask twice."""
+"""The desk that workers get prompts from: leases, limited by admission. A request waits until it can be granted."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -10,28 +10,27 @@ from offbeat.types import Json
 
 
 class Desk:
-    """The `Prompts` of a run. Lives in the event loop of the loop; the loop tells it how far things are."""
+    """The `Prompts` of a run. It shares the event loop of `Loop`, which reports its progress with `update`."""
 
     def __init__(self, leases: PromptLeases, admission: Admission, clock: Callable[[], float]) -> None:
         self._leases, self._admission, self._clock = leases, admission, clock
-        self._progress = Progress(k=0, published=0, waiting=0, writing=0, missing=0)
+        self._progress = Progress(k=0, published=0, waiting=0, in_flight=0, missing=0)
+        self.admitted = 0
+        """Groups admitted so far; a group that is admitted again counts again."""
         self.finished = 0
-        """Groups that were answered so far."""
-        self._counted = 0
+        """Groups finished so far."""
+        self._finished_when_read = 0
         self._serving: dict[str, int | None] = {}
         self._changed = asyncio.Condition()
-        self.asked = 0
-        """Groups begun so far, those begun again included."""
-        self._idle, self._looked = 0.0, clock()
+        self._idle_seconds, self._idle_counted_at = 0.0, clock()
 
     async def serving(self, by: str, version: int | None) -> None:
-        """See `Prompts`."""
         async with self._changed:
             self._serving[by] = version
             self._changed.notify_all()
 
     async def take(self, count: int, by: str) -> list[PromptLease]:
-        """See `Prompts`. Waits until there is something to begin, or something that is overdue comes back."""
+        """See `Prompts`. Waits until admission has room or an overdue lease comes back."""
         async with self._changed:
             while True:
                 self._expire()
@@ -40,73 +39,67 @@ class Desk:
                 if room:
                     self._count_idle()
                     taken = self._leases.take(min(count, room), self._clock(), by, version)
-                    self.asked += len(taken)
+                    self.admitted += len(taken)
                     return taken
                 await self._until_changed()
 
     async def finish(self, group_ids: Sequence[str]) -> None:
-        """See `Prompts`."""
         async with self._changed:
             self._count_idle()
             self.finished += self._leases.finish(group_ids)
             self._changed.notify_all()
 
     async def give_back(self, group_ids: Sequence[str]) -> None:
-        """See `Prompts`."""
         async with self._changed:
             self._count_idle()
             self._leases.give_back(group_ids)
             self._changed.notify_all()
 
-    async def take_back_from(self, by: str) -> list[str]:
-        """All that a worker has, because it is gone."""
+    async def reclaim(self, by: str) -> None:
+        """Take back every lease of a worker that is gone."""
         self._serving.pop(by, None)
-        lost = [lease.group_id for lease in self._leases.out if lease.by == by]
-        await self.give_back(lost)
-        return lost
+        await self.give_back([lease.group_id for lease in self._leases.out if lease.by == by])
 
-    async def report(self, *, k: int, published: int, waiting: int, missing: int, counted: int) -> None:
-        """How far the loop is: the next batch is drawn at k, `waiting` groups were in the log and in no batch yet when
-        `finished` was `counted`."""
+    async def update(self, *, k: int, published: int, waiting: int, missing: int, finished: int) -> None:
+        """Set the loop's `Progress`. `finished` is the value of `self.finished` just before the loop read the log."""
         async with self._changed:
-            self._counted = counted
+            self._finished_when_read = finished
             self._progress = Progress(k, published, waiting, 0, missing)
             self._changed.notify_all()
 
-    async def change(self, seconds: float) -> None:
-        """Until something was finished or came back, or that many seconds have passed."""
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until the leases or the progress change, at most this long."""
         async with self._changed:
             await self._until_changed(seconds)
 
     @property
     def progress(self) -> Progress:
-        """As admission sees it now."""
-        return replace(self._progress, writing=len(self._leases.out) + self.finished - self._counted)
+        """The progress as admission sees it now."""
+        return replace(self._progress, in_flight=len(self._leases.out) + self.finished - self._finished_when_read)
 
     @property
     def workers(self) -> Mapping[str, int | None]:
-        """Those that are there, and the version that each serves."""
+        """The present workers, each with the version it serves."""
         return self._serving
 
     @property
-    def out(self) -> list[PromptLease]:
-        """What is being written."""
+    def in_flight(self) -> list[PromptLease]:
+        """The leases of groups being generated."""
         return self._leases.out
 
-    def state(self) -> dict[str, Json]:
-        """For a checkpoint."""
-        return self._leases.state()
-
     @property
-    def idle(self) -> float:
-        """Seconds so far in which nothing was being written."""
+    def idle_seconds(self) -> float:
+        """Seconds so far in which no group was being generated."""
         self._count_idle()
-        return self._idle
+        return self._idle_seconds
+
+    def state(self) -> dict[str, Json]:
+        return self._leases.state()
 
     def _count_idle(self) -> None:
         now = self._clock()
-        self._idle += 0.0 if self._leases.out else now - self._looked
-        self._looked = now
+        self._idle_seconds += 0.0 if self._leases.out else now - self._idle_counted_at
+        self._idle_counted_at = now
 
     def _expire(self) -> None:
         self._count_idle()
@@ -114,7 +107,7 @@ class Desk:
             self._changed.notify_all()
 
     async def _until_changed(self, seconds: float | None = None) -> None:
-        """At most until the next lease is overdue."""
+        """Wait for a change, at most until the next lease is overdue."""
         self._expire()
         deadlines = [lease.deadline - self._clock() for lease in self._leases.out]
         limits = [max(limit, 0.001) for limit in (*deadlines, seconds) if limit is not None]

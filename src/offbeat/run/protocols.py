@@ -1,4 +1,4 @@
-"""What the loop is made of: the plan of a run, what it needs of log and trainer, and what a step comes to."""
+"""The plan of a run, what the loop needs from log and trainer, and the outcome of a step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,88 +16,73 @@ from offbeat.types import Group, Json, Score
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run is to do."""
+    """The numbers the loop works with."""
 
     steps: int
     batch: int
-    """B."""
+    """B, the groups in a batch."""
     fresh: int
-    """Of them, new ones: fewer than B where past groups are replayed."""
+    """New groups in a batch: fewer than B if the sampler replays past groups."""
     refill: int = 4
-    """Prompts asked for one batch, as a multiple of B, before a smaller batch will do."""
+    """After `refill` × B prompts were admitted for one batch, a smaller batch is enough."""
     save_every: int = 50
     evaluate_every: int = 0
     patience: float = 1800.0
-    """Seconds without a single new group before the run gives up."""
+    """Seconds without a new group after which the run ends with an error."""
     pause_seconds: float = 24 * 3600.0
-    """How long a paused run waits for a person."""
+    """Seconds that a paused run waits for a person before it ends."""
     poll_seconds: float = 0.5
-    """Between looks at the log for groups that come from elsewhere."""
+    """Seconds between reads of the log, for groups that other processes append."""
 
 
 class PauseControl(Protocol):
-    """Where a paused run waits for a person."""
+    """How a run waits for a person."""
 
-    def shut(self) -> None:
-        """Ask the person."""
+    def pause(self) -> None:
+        """Ask the person to look at the run."""
 
-    def is_open(self) -> bool:
-        """Whether the run may go on."""
-
-
-class NeverPaused:
-    """No person: a pause is a checkpoint and goes on."""
-
-    def shut(self) -> None:
-        """See `PauseControl`."""
-
-    def is_open(self) -> bool:
-        """See `PauseControl`."""
-        return True
+    def is_released(self) -> bool:
+        """Return True once the run may continue."""
 
 
 class Learner(Protocol):
-    """The trainer's side of a run: in this process, or behind actors."""
+    """The trainer of a run: in this process, or behind Ray actors."""
 
     @property
     def step(self) -> int:
-        """k."""
+        """k, the steps done."""
 
     def check(self) -> None:
-        """Raises where it is lost, or its last checkpoint was."""
+        """Raise if the trainer is lost or its last checkpoint could not be written."""
 
     async def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
-        """One step. Raises `NoGradient` where the batch has nothing to teach."""
+        """Train one step. Raises `NoGradient` if no token of the batch would move the policy."""
 
     async def publish(self, version: int) -> Mapping[str, Json]:
-        """The policy as it is now, into the weight log; returns what there is to say about it."""
+        """Write the current policy to the weight log; return fields for the `published` event."""
 
     async def save(self, state: Mapping[str, Json]) -> None:
-        """A checkpoint, with `state` of the loop in it."""
+        """Start to write a checkpoint that also holds `state`, the loop's own state."""
 
     async def finish(self) -> None:
-        """The last checkpoint is on disk."""
+        """Wait until the last checkpoint is on disk."""
 
 
 class Log(Protocol):
-    """What the loop needs of the experience log."""
+    """The part of the experience log that the loop uses. See `LogReader` and `ExperienceLog`."""
 
-    def index_since(self, cursor: Snapshot | None, until: Snapshot | None = None) -> tuple[Columns, Snapshot]:
-        """See `LogReader`."""
+    def index_since(self, cursor: Snapshot | None, until: Snapshot | None = None) -> tuple[Columns, Snapshot]: ...
 
-    def read(self, which: Sequence[int]) -> list[Group]:
-        """See `LogReader`."""
+    def read(self, which: Sequence[int]) -> list[Group]: ...
 
-    def record(self, events: Sequence[LedgerEvent]) -> None:
-        """See `ExperienceLog`."""
+    def record(self, events: Sequence[LedgerEvent]) -> None: ...
 
-    def ledger(self) -> Ledger:
-        """See `LogReader`."""
+    def ledger(self) -> Ledger: ...
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """A step that was made."""
+    """A finished step: what was drawn, and what training it reported."""
 
     trained: Trained
     draw: Draw
@@ -105,7 +90,7 @@ class StepOutcome:
 
     @property
     def median_version(self) -> float | None:
-        """Of the batch's tokens; None where no version of ours wrote any."""
+        """The median version of the batch's tokens; None if no version of this run generated any."""
         spans = [span for group in self.groups for one in group.completions for span in one.versions]
         if not spans:
             return None
@@ -113,7 +98,7 @@ class StepOutcome:
         return float(np.median(versions))
 
     def rewards_by_version(self) -> dict[str, Json]:
-        """Mean reward and number of groups by oldest version: what improvement was realised, read off later."""
+        """Map each oldest version to its mean reward and number of groups, to show later how much was gained."""
         found: dict[int, list[float]] = {}
         for group in self.groups:
             rewards = [one.score.reward for one in group.completions if isinstance(one.score, Score)]

@@ -1,12 +1,12 @@
-"""A model to begin with, made on the spot: no download, no account, no GPU.
+"""The model of `offbeat quickstart`, made on your machine: no download, no account, no GPU.
 
-It is a Llama of 0.1 M parameters that reads characters, pre-trained on one-digit sums by someone who mostly gets them
-wrong. It knows how sums are written, and is right about four times in ten: room to learn.
+It is a Llama of 0.1 M parameters that reads characters. It is pre-trained on one-digit sums, six in ten of them with a
+wrong answer. So it knows how sums are written and is right about four times in ten, which leaves room to learn.
 """
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders
@@ -22,15 +22,15 @@ from offbeat.seeds import derive
 
 PAD, END = "<pad>", "<end>"
 VOCABULARY: Final = {token: number for number, token in enumerate([PAD, END, *"0123456789+="])}
-SLIPS: Final = 0.6
-"""Share of wrong answers in pre-training: what is left for RL to mend."""
+WRONG_SHARE: Final = 0.6
+"""Share of wrong answers in pre-training, which RL then corrects."""
 ANSWER_TOKENS: Final = 3
-"""Two digits and the end."""
+"""Two digits and the end-of-text token."""
 BATCH: Final = 128
 
 
 def make_model(directory: Path, *, steps: int = 800, seed: int = 0, say: Callable[[str], None] = print) -> None:
-    """Pre-train and save model and tokenizer as a Hugging Face directory.
+    """Pre-train a model, and save it with its tokenizer as a Hugging Face directory.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -39,32 +39,28 @@ def make_model(directory: Path, *, steps: int = 800, seed: int = 0, say: Callabl
     ['model.safetensors']
 
     Args:
-        directory: Made where it does not exist.
-        steps: Batches of pre-training: about ten seconds on one core.
-        seed: Of weights and of the sums it reads.
-        say: Is given a line of progress now and then.
+        directory: Made if it does not exist.
+        steps: Batches of pre-training; 800 take about ten seconds on one core.
+        seed: Seed of the weights and of the sums.
+        say: Called with lines of progress.
     """
     torch.manual_seed(derive(seed, "quickstart", "model"))
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(VOCABULARY),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=64,
-            bos_token_id=None,
-            eos_token_id=VOCABULARY[END],
-            pad_token_id=VOCABULARY[PAD],
-        )
-    )
+    model = tiny_llama(pad_token_id=VOCABULARY[PAD])
     _pretrain(model, steps, seed, say)
     model.save_pretrained(directory)
     tokenizer().save_pretrained(directory)
 
 
+def tiny_llama(**settings: Any) -> LlamaForCausalLM:
+    """Return a random Llama for `VOCABULARY`, with these settings of `LlamaConfig`."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    special = {"bos_token_id": None, "eos_token_id": VOCABULARY[END]}
+    config = LlamaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, **sizes | special | settings)
+    return LlamaForCausalLM(config)
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each character.
+    """Return a tokenizer with one token for each character.
 
     >>> tokenizer().encode("7+8=")
     [9, 12, 10, 13]
@@ -96,14 +92,13 @@ def _pretrain(model: LlamaForCausalLM, steps: int, seed: int, say: Callable[[str
 
 
 def _sums(randomness: torch.Generator) -> Tensor:
-    """Sums with their answers, some of them off by one or by ten, as tokens."""
+    """Return a batch of sums with their answers as tokens; wrong answers are off by one or by ten."""
     terms_N2 = torch.randint(10, (BATCH, 2), generator=randomness)
-    slips_N = torch.tensor([-10, -1, 1, 10])[torch.randint(4, (BATCH,), generator=randomness)]
-    slipped_N = torch.rand(BATCH, generator=randomness) < SLIPS
-    said_N = (terms_N2.sum(-1) + torch.where(slipped_N, slips_N, 0)) % 100
-    return torch.tensor(
-        [_tokens(f"{a}+{b}=", str(said)) for (a, b), said in zip(terms_N2.tolist(), said_N.tolist(), strict=True)]
-    )
+    errors_N = torch.tensor([-10, -1, 1, 10])[torch.randint(4, (BATCH,), generator=randomness)]
+    wrong_N = torch.rand(BATCH, generator=randomness) < WRONG_SHARE
+    answers_N = (terms_N2.sum(-1) + torch.where(wrong_N, errors_N, 0)) % 100
+    pairs = zip(terms_N2.tolist(), answers_N.tolist(), strict=True)
+    return torch.tensor([_tokens(f"{a}+{b}=", str(answer)) for (a, b), answer in pairs])
 
 
 def _tokens(prompt: str, answer: str) -> list[int]:

@@ -1,7 +1,7 @@
-"""Metrics to where people look at them: tensorboard, wandb, trackio, a Prometheus text file.
+"""Sinks: copies of the metrics for tensorboard, wandb, trackio and Prometheus.
 
-`events.jsonl` remains the truth. A sink is told what is in it; one that fails is left out from then on, with one
-warning, and the run goes on.
+Everything is in `events.jsonl`; a sink gets the numbers of each event. If a sink fails, the run logs one warning, stops
+writing to it, and continues.
 """
 
 import json
@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Final, Protocol, cast
 
 from offbeat.errors import RunError
-from offbeat.imports import command
+from offbeat.events import EventKind
+from offbeat.imports import install_command
 from offbeat.metrics import METRICS
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import FileJournal, Listener
+from offbeat.storage.files import write_atomically
 from offbeat.types import Json
 
 _log = logging.getLogger(__name__)
@@ -35,16 +37,16 @@ class Value:
     name: str
     number: float
     label: tuple[str, str] | None = None
-    """What it is of, where not of the whole step."""
+    """For example ("lag", "4-7"), if the number is not of the whole step."""
 
     @property
     def path(self) -> str:
-        """A name for sinks without labels."""
+        """The name with its label, for sinks without labels."""
         return self.name if self.label is None else f"{self.name}/{' '.join(self.label)}"
 
 
 def values_of(event: Mapping[str, Json]) -> list[Value]:
-    """The numbers of an event that make curves.
+    """Return the numbers of an event that are worth a curve.
 
     >>> step = {"kind": "step", "step": 4, "metrics": {"ess": 0.9}, "by_lag": {"2-3": {"ess": 0.8}}}
     >>> [(value.path, value.number) for value in values_of(step)]
@@ -53,24 +55,24 @@ def values_of(event: Mapping[str, Json]) -> list[Value]:
     found = _numbers(event.get("metrics"))
     for bucket, figures in cast("Mapping[str, Json]", event.get("by_lag") or {}).items():
         found += _numbers(figures, ("lag", bucket))
-    if event["kind"] == "step":
+    if event["kind"] == EventKind.STEP:
         spent = cast("Mapping[str, float]", event.get("seconds") or {})
         found += [Value("seconds", seconds, ("phase", phase)) for phase, seconds in spent.items()]
-    if event["kind"] == "evaluated":
+    if event["kind"] == EventKind.EVALUATED:
         rates = {name: rate[0] for name, rate in event.items() if isinstance(rate, list) and rate}
         found += _numbers(rates)
-    if event["kind"] == "published":
+    if event["kind"] == EventKind.PUBLISHED:
         found += _numbers({"published_version": event["version"], "published_bytes": event.get("bytes")})
     return found
 
 
 def metrics_of(event: Mapping[str, Json]) -> set[str]:
-    """The names of the metrics in an event.
+    """Return the names of the metrics in an event.
 
     >>> sorted(metrics_of({"kind": "evaluated", "step": 4, "prompts": 64, "pass@1": [0.5, 0.4, 0.6]}))
     ['pass@1']
     """
-    if event["kind"] == "evaluated":
+    if event["kind"] == EventKind.EVALUATED:
         return {name for name, rate in event.items() if isinstance(rate, list)}
     by_lag = cast("Mapping[str, Mapping[str, float]]", event.get("by_lag") or {})
     tables = [cast("Mapping[str, float]", event.get("metrics") or {}), *by_lag.values()]
@@ -86,15 +88,14 @@ class Sink(Protocol):
     """Where numbers go."""
 
     def write(self, step: int, values: Sequence[Value]) -> None:
-        """The numbers of one event."""
+        """Write the numbers of one event."""
 
-    def close(self) -> None:
-        """No more will come."""
+    def close(self) -> None: ...
 
 
 @dataclass
 class PrometheusFile:
-    """The newest value of everything, for node_exporter's textfile collector.
+    """The newest value of each metric, for node_exporter's textfile collector.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -115,12 +116,10 @@ class PrometheusFile:
     _newest: dict[str, dict[tuple[str, str] | None, float]] = field(default_factory=dict)
 
     def write(self, step: int, values: Sequence[Value]) -> None:
-        """See `Sink`. The file is replaced as a whole: nobody reads half of it."""
+        """See `Sink`. Replaces the file in one step, so that a reader never sees half of it."""
         for value in (*values, Value("step", step)):
             self._newest.setdefault(value.name, {})[value.label] = value.number
-        part = self.path.with_suffix(".part")
-        part.write_text("".join(self._lines()), encoding="utf-8")
-        part.replace(self.path)
+        write_atomically(self.path, "".join(self._lines()).encode(), durable=False)
 
     def _lines(self) -> Iterator[str]:
         for name, numbers in sorted(self._newest.items()):
@@ -129,73 +128,70 @@ class PrometheusFile:
             yield f"# HELP {full} {meaning}\n# TYPE {full} gauge\n"
             for label, number in numbers.items():
                 labels = ",".join(
-                    f'{key}="{_escaped(text)}"' for key, text in [("run", self.run), *filter(None, [label])]
+                    f'{key}="{_escape(text)}"' for key, text in [("run", self.run), *filter(None, [label])]
                 )
                 yield f"{full}{{{labels}}} {number}\n"
 
     def close(self) -> None:
-        """See `Sink`. What is there stays."""
+        """The file stays."""
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-class _TensorBoard:
-    def __init__(self, directory: RunDirectory) -> None:
-        self._writer = import_module("tensorboard.summary").Writer(str(directory.path / "tensorboard"))
+@dataclass(frozen=True)
+class LibrarySink:
+    """A sink that calls another library."""
 
-    def write(self, step: int, values: Sequence[Value]) -> None:
+    write: Callable[[int, Sequence[Value]], None]
+    close: Callable[[], None]
+
+
+def _tensorboard(directory: RunDirectory) -> Sink:
+    writer = import_module("tensorboard.summary").Writer(str(directory.path / "tensorboard"))
+
+    def write(step: int, values: Sequence[Value]) -> None:
         for value in values:
-            self._writer.add_scalar(value.path, value.number, step)
-        self._writer.flush()
+            writer.add_scalar(value.path, value.number, step)
+        writer.flush()
 
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Wandb:
-    """Online or offline as WANDB_MODE says; a run that is resumed goes on in the same curve."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        wandb, name = import_module("wandb"), directory.path.resolve().name
-        began = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))["began"]
-        self._run = wandb.init(
-            project="offbeat",
-            name=name,
-            dir=str(directory.path),
-            id=re.sub(r"\W", "-", f"{name}-{began}"),
-            resume="allow",
-            config=directory.config().model_dump(mode="json"),
-            settings=wandb.Settings(silent=True, console="off", login_timeout=30),
-        )
-        # Its own step may not go back, and ours does where a resumed run makes steps again.
-        self._run.define_metric("*", step_metric="step")
-
-    def write(self, step: int, values: Sequence[Value]) -> None:
-        self._run.log({"step": step, **{value.path: value.number for value in values}})
-
-    def close(self) -> None:
-        self._run.finish()
+    return LibrarySink(write, writer.close)
 
 
-class _Trackio:
-    def __init__(self, directory: RunDirectory) -> None:
-        self._run = import_module("trackio").init(
-            project="offbeat",
-            name=directory.path.resolve().name,
-            config=directory.config().model_dump(mode="json"),
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+def _wandb(directory: RunDirectory) -> Sink:
+    """Online or offline, as WANDB_MODE says. A resumed run continues the same curve."""
+    wandb, name = import_module("wandb"), directory.path.resolve().name
+    began = json.loads((directory.path / "environment.json").read_text(encoding="utf-8"))["began"]
+    run = wandb.init(
+        project="offbeat",
+        name=name,
+        dir=str(directory.path),
+        id=re.sub(r"\W", "-", f"{name}-{began}"),
+        resume="allow",
+        config=directory.config().model_dump(mode="json"),
+        settings=wandb.Settings(silent=True, console="off", login_timeout=30),
+    )
+    # The step of wandb never decreases, but a resumed run repeats steps.
+    run.define_metric("*", step_metric="step")
+    return LibrarySink(
+        lambda step, values: run.log({"step": step, **{value.path: value.number for value in values}}), run.finish
+    )
 
-    def write(self, step: int, values: Sequence[Value]) -> None:
-        self._run.log({value.path: value.number for value in values}, step=step)
 
-    def close(self) -> None:
-        self._run.finish()
+def _trackio(directory: RunDirectory) -> Sink:
+    run = import_module("trackio").init(
+        project="offbeat",
+        name=directory.path.resolve().name,
+        config=directory.config().model_dump(mode="json"),
+        resume="allow",
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+    return LibrarySink(
+        lambda step, values: run.log({value.path: value.number for value in values}, step=step), run.finish
+    )
 
 
 def _prometheus(directory: RunDirectory) -> Sink:
@@ -203,59 +199,64 @@ def _prometheus(directory: RunDirectory) -> Sink:
 
 
 SINKS: Final[Mapping[str, Callable[[RunDirectory], Sink]]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
-    "trackio": _Trackio,
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "trackio": _trackio,
     "prometheus": _prometheus,
 }
 
 
 @dataclass
-class Guarded:
-    """A sink that cannot hurt the run."""
+class GuardedSink:
+    """A sink whose errors do not reach the run."""
 
     name: str
     sink: Sink
     failed: bool = False
 
     def __call__(self, event: Mapping[str, Json]) -> None:
-        """One event of the journal."""
+        """Write the numbers of one event."""
         if not self.failed and (values := values_of(event)):
             self._try(lambda: self.sink.write(cast(int, event["step"]), values))
 
     def close(self) -> None:
-        """Also of one that failed: it may hold what it got before."""
+        """Close the sink even if it failed: it may hold earlier numbers."""
         self._try(self.sink.close)
 
-    def _try(self, act: Callable[[], None]) -> None:
+    def _try(self, action: Callable[[], None]) -> None:
         try:
-            act()
-        except Exception as error:  # other people's code and their servers: whatever goes wrong there, training goes on
+            action()
+        except Exception as error:  # a boundary to other packages and their servers: training continues after any error
             if not self.failed:
-                _log.warning("sink %s failed and gets nothing more: %s; events.jsonl has everything", self.name, error)
+                _log.warning(
+                    "sink %s failed and is off from now on: %s; events.jsonl has all metrics", self.name, error
+                )
             self.failed = True
 
 
 @contextmanager
 def open_journal(directory: RunDirectory, sinks: Sequence[str], watching: Listener | None) -> Iterator[FileJournal]:
-    """The journal of a run, with its sinks and whoever is watching told of every event."""
+    """Open the journal of a run. Its sinks and `watching` get every event; an undeclared metric is an error."""
     with ExitStack() as stack:
-        opened = [Guarded(name, _open(name, directory)) for name in sinks]
-        for one in opened:
-            stack.callback(one.close)
+        opened = [GuardedSink(name, _open(name, directory)) for name in sinks]
+        for sink in opened:
+            stack.callback(sink.close)
         listeners: list[Listener] = [*opened, *([watching] if watching is not None else [])]
 
-        def tell(event: Mapping[str, Json]) -> None:
+        def notify(event: Mapping[str, Json]) -> None:
             if undeclared := metrics_of(event) - METRICS.keys():
-                raise ValueError(f"{', '.join(sorted(undeclared))}: a metric is declared in metrics.py, or not emitted")
+                raise ValueError(
+                    f"{', '.join(sorted(undeclared))}: not declared; declare the metric in offbeat/metrics.py"
+                )
             for listener in listeners:
                 listener(event)
 
-        yield stack.enter_context(FileJournal(directory.events, listener=tell))
+        yield stack.enter_context(FileJournal(directory.events, listener=notify))
 
 
 def _open(name: str, directory: RunDirectory) -> Sink:
     try:
         return SINKS[name](directory)
-    except ModuleNotFoundError as absent:
-        raise RunError(f"run.sinks: {name} needs {absent.name}, which is not installed: {command(name)}") from absent
+    except ModuleNotFoundError as error:
+        missing = f"{name} needs {error.name}, which is not installed"
+        raise RunError(f"run.sinks: {missing}: {install_command(name)}") from error

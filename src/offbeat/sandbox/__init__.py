@@ -1,13 +1,18 @@
-"""Model-written Python, run where it can do no harm: the protocol, what comes out, and how a backend is chosen.
+"""Sandboxes for model-written Python: the protocol, the outcome of a program, and the choice of a backend.
 
-Two rules hold for every backend. It fails closed: where it cannot isolate, it raises `SandboxMissing` before anything
-runs. And it tells two failures apart: what a program did (wrong, crashed, too slow, too large) is a
-`ProgramOutcome`; what went wrong with the sandbox itself is a `SandboxError`, so that no completion is scored 0
-for a fault that is not its own.
+Every backend follows two rules. It fails closed: if it cannot isolate, it raises `SandboxMissing` before anything runs.
+And it separates two kinds of failure: what a program did (wrong, crashed, too slow, too large) is a `ProgramOutcome`; a
+failure of the sandbox itself is a `SandboxError`, so a completion never scores 0 for it.
 
-Expected results never enter a sandbox. A program sees the arguments of a call when it is called, and whatever it sends
-back, by whatever trick, is its answer; the comparison happens outside (`code_tests.py`). It may patch the driver, write
-to every descriptor and read all memory within reach: to have its answers accepted it must know them.
+Expected results never enter a sandbox. A program sees the arguments of a call, and whatever it sends back is its
+answer; the comparison happens outside (`tasks/code_tests.py`). It may patch the driver, write to every descriptor and
+read all memory within reach: its answers are accepted only if they are right.
+
+bubblewrap.py  the backend of this machine
+jail.py        its bwrap command and system call filter
+slots.py       its slots: user ids and control groups
+pipes.py       reading from and writing to an untrusted process
+driver.py      the code inside the sandbox, and the wire form of answers
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,27 +32,27 @@ Ending = Literal["finished", "crashed", "timeout", "memory", "output"]
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What one program may use. Going over them is the program's failure, and scores 0.
+    """The limits of one program. A program that exceeds them has failed and scores 0.
 
     >>> SandboxLimits(seconds=2.0).memory_mb
     256
     """
 
     seconds: float = 8.0
-    """Wall clock from the moment the interpreter is up. All calls of a program share it."""
+    """Wall time from when the interpreter is ready. All calls of a program share it."""
     memory_mb: int = 256
-    """Of all its processes together, files in /tmp included."""
+    """For all its processes together, including files in /tmp."""
     processes: int = 64
     """Processes and threads."""
     output_bytes: int = 1 << 20
-    """Of answers or of standard output; a program that sends more is stopped."""
+    """For standard output, which carries the answers, and for standard error; a program that writes more is stopped."""
     files_mb: int = 32
-    """Room in its /tmp, the only place it can write to."""
+    """Size of its /tmp, the only place it can write to."""
 
 
 @dataclass(frozen=True)
 class ProgramOutcome:
-    """What a program did.
+    """How a program ended, and what it produced.
 
     >>> ProgramOutcome("crashed", detail="ZeroDivisionError: division by zero").answers
     ()
@@ -55,24 +60,24 @@ class ProgramOutcome:
 
     ending: Ending
     answers: tuple[Json, ...] = ()
-    """One per call that returned, in order, in wire form (`inside.py`)."""
+    """One per call that returned, in order, in wire form (`driver.py`)."""
     stdout: bytes = b""
-    """What it printed; empty for calls."""
+    """Its standard output; empty for calls."""
     detail: str = ""
-    """For people: the end of its standard error, or which limit it hit."""
+    """A message: the end of its standard error, or the limit it exceeded."""
     seconds: float = 0.0
-    """How much of its time it used; starting the sandbox is not its doing."""
+    """The time it used, without the start of the sandbox."""
 
 
 class Sandbox(Protocol):
-    """A place to run programs in. A hosted one implements these two methods and is chosen as `module:factory`."""
+    """Runs programs. A hosted sandbox implements these two methods and is chosen as `module:factory`."""
 
     def call(self, program: str, function: str, calls: Sequence[Arguments], limits: SandboxLimits) -> ProgramOutcome:
-        """Define what the program defines, then call a function of it with each of the arguments in turn."""
+        """Run the program, then call one of its functions with each of the arguments in turn."""
         ...
 
     def run(self, program: str, stdin: bytes, limits: SandboxLimits) -> ProgramOutcome:
-        """Run the program as a script with that standard input. `finished` means that it exited with status 0."""
+        """Run the program as a script with that standard input; it `finished` if it exited with status 0."""
         ...
 
 
@@ -80,20 +85,20 @@ BACKENDS: Final[Mapping[str, str]] = {
     "bubblewrap": "offbeat.sandbox.bubblewrap:Bubblewrap",
     "bubblewrap-without-cgroups": "offbeat.sandbox.bubblewrap:without_cgroups",
 }
-"""Short names; anything else is `module:factory`, a function without arguments that returns a `Sandbox`."""
+"""Backend name → factory. Any other is `module:factory`, a function without arguments that returns a `Sandbox`."""
 
 
 @cache
 def open_sandbox(backend: str = "bubblewrap") -> Sandbox:
-    """The backend of that name, proved to work on this machine; one per process.
+    """Open a backend and test that it works on this machine. Each process opens it once.
 
     >>> open_sandbox("docker")
     Traceback (most recent call last):
     ...
-    offbeat.errors.SandboxMissing: no sandbox is called 'docker'; there are 'bubblewrap', ...
+    offbeat.errors.SandboxMissing: there is no sandbox 'docker'; use 'bubblewrap', ...
     """
     target = BACKENDS.get(backend, backend)
     if ":" not in target:
         known = ", ".join(map(repr, BACKENDS))
-        raise SandboxMissing(f"no sandbox is called {backend!r}; there are {known}, and 'module:factory' for your own")
+        raise SandboxMissing(f"there is no sandbox {backend!r}; use {known}, or 'module:factory' for your own")
     return cast("Sandbox", resolve(target)())

@@ -1,8 +1,9 @@
-"""Which system calls a sandboxed program may make: a list of those Python needs, as a seccomp filter.
+"""The jail of a sandboxed program: the bwrap command that starts it, and the filter of its system calls.
 
-Everything else answers ENOSYS, as though the kernel did not have it: mount, ptrace, bpf, keyctl, io_uring, socket,
-unshare and whatever a later kernel adds. Calls of another instruction set kill the process. The filter is a classic BPF
-program of a few hundred instructions, assembled here, so that no library is needed.
+The seccomp filter lists the calls that Python needs. Every other call returns ENOSYS, as if the kernel did not have it:
+mount, ptrace, bpf, keyctl, io_uring, socket, unshare and whatever a later kernel adds. A call of another instruction
+set kills the process. The filter is a classic BPF program of a few hundred instructions, assembled here, so it needs no
+library.
 """
 
 import os
@@ -19,9 +20,9 @@ from typing import Final
 from offbeat.errors import SandboxMissing
 
 _LIBRARIES: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
-"""The last says where others are, for interpreters that do not know themselves."""
+"""The last tells the loader of the interpreter where other libraries are."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
-"""Hidden: installed packages may hold the very tests a program is judged by."""
+"""Hidden, because installed packages may contain the tests that a program must pass."""
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom")
 _NAMESPACES: Final = ("--unshare-ipc", "--unshare-net", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try")
 _UNPRIVILEGED: Final = ("--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534")
@@ -34,22 +35,22 @@ def read(size):
     return data
 exec(marshal.loads(read(int.from_bytes(read(4), "little"))), {"__name__": "__main__"})
 """
-"""Takes the driver from standard input, compiled: compiling it would be a tenth of a run."""
+"""Reads the compiled driver from standard input; compiling it here would take a tenth of a run."""
 _NEEDED_TO_CHANGE_USER: Final = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 
 
 @dataclass(frozen=True)
 class Jail:
-    """The parts of the command that stay the same from run to run."""
+    """The parts of the bwrap command that are the same for every run."""
 
     bwrap: str
     setpriv: str
-    """Empty where programs run as the calling user, who cannot change to another."""
+    """Empty if programs run as the calling user, who is not root and cannot change to another."""
     mounts: tuple[str, ...]
     python: tuple[str, ...]
 
     def command(self, uid: int, filter_descriptor: int, files_bytes: int) -> list[str]:
-        """One run: as that user, with the filter read from that descriptor, with so much room in /tmp."""
+        """Return the command of one run: its user, the descriptor to read the filter from, the size of its /tmp."""
         command = [self.bwrap, *_NAMESPACES, "--die-with-parent", "--new-session", "--clearenv"]
         command += ["--seccomp", str(filter_descriptor)]
         if self.setpriv:
@@ -66,12 +67,14 @@ class Jail:
 
 
 def find_jail(*, root: bool) -> Jail:
-    """The jail that this machine's tools and this interpreter make up; `SandboxMissing` where there is none."""
+    """Set up the jail with the tools and the interpreter of this machine; `SandboxMissing` if that is not possible."""
     if sys.platform != "linux":
-        raise SandboxMissing(f"bubblewrap needs Linux, this is {sys.platform}; use a hosted sandbox, 'module:factory'")
+        raise SandboxMissing(
+            f"bubblewrap needs Linux, but this is {sys.platform}; use a hosted sandbox: 'module:factory'"
+        )
     bwrap = _tool("bwrap", "bubblewrap")
     setpriv = _tool("setpriv", "util-linux") if root else ""
-    # The interpreter behind a virtual environment, which it can start without.
+    # The interpreter that the virtual environment was made from; it starts without the environment.
     executable = Path(os.path.realpath(Path(sys.base_prefix, "bin", f"python{sysconfig.get_python_version()}")))
     standard_library = Path(os.path.realpath(sysconfig.get_path("stdlib")))
     shown = [*map(Path, _LIBRARIES), standard_library.parent, executable, *([Path(setpriv)] if setpriv else [])]
@@ -91,13 +94,13 @@ def _tool(name: str, package: str) -> str:
 
 
 def _mounts(shown: list[Path], hidden: list[Path]) -> list[str]:
-    """Read-only views of what is shown, empty folders in place of what is hidden, a few devices."""
+    """Return the mount options: read-only paths to show, empty folders over those to hide, and a few devices."""
     words: list[str] = []
     links = {path: path.readlink() for path in shown if path.is_symlink()}
     folders = [path for path in dict.fromkeys(shown) if path.exists() and path not in links]
     folders = [path for path in folders if not any(other in path.parents for other in folders)]
     parents = {parent for path in [*folders, *map(Path, _DEVICES)] for parent in path.parents} - {Path("/")}
-    for parent in sorted(parents):  # those that bwrap makes of itself are root's alone
+    for parent in sorted(parents):  # only root could read the ones that bwrap makes by default
         words += ["--perms", "0755", "--dir", str(parent)]
     for path in folders:
         words += ["--ro-bind", str(path), str(path)]
@@ -143,16 +146,16 @@ _ALLOWED: Final = """
     fork:57:- vfork:58:- arch_prctl:158:- getpgrp:111:-
 """
 
-# These are allowed for some arguments only; see `_conditional`.
+# These are allowed with certain arguments only; see `_conditional`.
 _CONDITIONAL: Final = """
     clone:56:220 socketpair:53:199 ioctl:16:29 prctl:157:167 prlimit64:302:261
 """
 
 _ARCHITECTURES: Final = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}
-"""The kernel's name for it in a filter, and the column above."""
+"""Machine → its AUDIT_ARCH number in a filter, and its column in the tables above."""
 
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # BPF: ld, jeq, jset, ret
-_ALLOW, _KILL, _DENY, _ABSENT = 0x7FFF0000, 0x80000000, 0x00050000 | 1, 0x00050000 | 38  # … EPERM, ENOSYS
+_ALLOW, _KILL, _DENY, _NO_SUCH_CALL = 0x7FFF0000, 0x80000000, 0x00050000 | 1, 0x00050000 | 38  # EPERM, ENOSYS
 
 _NEW_NAMESPACES: Final = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
 _AF_UNIX: Final = 1
@@ -164,7 +167,7 @@ _Instruction = tuple[int, int, int, int]
 
 
 def numbers(machine: str, table: str = _ALLOWED + _CONDITIONAL) -> dict[str, int]:
-    """System calls by name on that machine.
+    """Return the system call numbers of a machine by name.
 
     >>> numbers("aarch64")["execve"]
     221
@@ -175,43 +178,43 @@ def numbers(machine: str, table: str = _ALLOWED + _CONDITIONAL) -> dict[str, int
 
 
 def _argument(number: int) -> _Instruction:
-    """Load the lower half of an argument; both machines are little-endian, and int arguments have no upper half."""
+    """Load the lower half of an argument; both machines are little-endian, and the arguments checked are ints."""
     return _LOAD, 0, 0, 16 + 8 * number
 
 
 def _only(argument: int, values: Sequence[int]) -> list[_Instruction]:
-    """Allow where the argument is one of the values."""
+    """Allow the call if the argument is one of the values."""
     checks = [(_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
     return [_argument(argument), *checks, (_RETURN, 0, 0, _DENY), (_RETURN, 0, 0, _ALLOW)]
 
 
 def _conditional() -> dict[str, list[_Instruction]]:
-    """For each of these calls, instructions that end in a verdict."""
+    """Return the instructions that decide each of the conditional calls."""
     allow, deny = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _DENY)
     return {
         "clone": [_argument(0), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), deny, allow],
         "socketpair": _only(0, [_AF_UNIX]),
         "ioctl": _only(1, _TERMINAL_QUERIES),
         "prctl": _only(0, _HARMLESS_PRCTL),
-        "prlimit64": _only(0, [0]),  # its own limits, nobody else's
+        "prlimit64": _only(0, [0]),  # only its own limits
     }
 
 
 def assemble(machine: str = "") -> bytes:
-    """The filter for a machine, this one unless named, as `bwrap --seccomp` reads it.
+    """Assemble the filter for a machine, by default this one, in the format of `bwrap --seccomp`.
 
     >>> len(assemble("x86_64")) % 8
     0
     >>> assemble("riscv64")
     Traceback (most recent call last):
     ...
-    offbeat.errors.SandboxMissing: no system call filter is known for riscv64, only for aarch64 and x86_64; ...
+    offbeat.errors.SandboxMissing: there is no system call filter for riscv64, only for aarch64 and x86_64; ...
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         known = " and ".join(sorted(_ARCHITECTURES))
         raise SandboxMissing(
-            f"no system call filter is known for {machine}, only for {known}; use a hosted sandbox there"
+            f"there is no system call filter for {machine}, only for {known}; use a hosted sandbox: 'module:factory'"
         )
     program: list[_Instruction] = [
         (_LOAD, 0, 0, 4),  # the architecture
@@ -224,5 +227,5 @@ def assemble(machine: str = "") -> bytes:
         program += [(_EQUAL, 0, len(verdicts[name]), number), *verdicts[name]]
     for number in sorted(numbers(machine, _ALLOWED).values()):
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    program.append((_RETURN, 0, 0, _ABSENT))
+    program.append((_RETURN, 0, 0, _NO_SUCH_CALL))
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)

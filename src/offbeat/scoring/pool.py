@@ -1,62 +1,94 @@
-"""The scoring pool: reward functions in processes that can be killed, each completion with a hard deadline.
+"""The scoring pool: reward functions in processes that can be killed, with a hard deadline for each completion.
 
     with ScoringPool.of(task, workers=4) as pool:
         score = pool.score("The answer is 42.", example.record, of="g7/2")     # a Future[Score | Unscorable]
         scores = pool.score_all([(text, example.record) for text in texts])
 
-A thread per worker takes the next completion, asks its process, and waits until the deadline. A process that is late,
-dead, stopped or out of memory is killed with all it started, and a fresh one takes its place; the completion it had
-ends as `Unscorable`. Each completion is held by one thread from the line to its result, so it ends exactly once.
+Each worker process has a thread, which takes the next completion from the queue, sends it to the process and waits
+until the deadline. A process that is late, dead, stopped or out of memory is killed with its children and replaced; its
+completion ends as `Unscorable`. One thread holds a completion from the queue to its result, so it ends exactly once.
 """
 
 import itertools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from offbeat.errors import PoolClosed, PoolError, RewardDoesNotImport, WorkerDoesNotStart
-from offbeat.scoring.channel import ChannelClosed, encoded
-from offbeat.scoring.line import Line
-from offbeat.scoring.process import Recipe, WorkerProcess
-from offbeat.scoring.tally import FailureLimit, PoolReport, Scored, ScoringTally
+from offbeat.errors import PoolClosed, PoolError
+from offbeat.scoring.process import LONGEST_PAUSE, WorkerProcesses, setup_message
+from offbeat.scoring.tally import FailureLimit, PoolReport, Scored, ScoringTally, TooManyFailures
+from offbeat.scoring.worker import ChannelClosed, encode_message
 from offbeat.tasks.rewards import Columns, Reward
 from offbeat.tasks.task import Task
 from offbeat.types import Score, Unscorable
 
 Outcome = Score | Unscorable
+Item = TypeVar("Item")
 
 _EXCERPT: Final = 200
-_IMPORTS: Final = 3
-"""Attempts of one worker to import the reward functions before the pool gives up."""
-_SHORTEST_START: Final = 2.0
-"""Seconds that every start is allowed."""
-_LONGEST_PAUSE: Final = 5.0
-"""Seconds between two attempts to start a worker, at most."""
 _CLOSING_SECONDS: Final = 15.0
 
 
-class TooManyFailures(PoolError):
-    """More completions than allowed got no score: the scoring is broken, not the answers."""
+class BoundedQueue(Generic[Item]):
+    """A first-in, first-out queue for many threads, with a capacity and an end.
 
-    examples: tuple[Scored, ...] = ()
+    >>> queue = BoundedQueue(capacity=2)
+    >>> queue.put("a", seconds=1.0)
+    >>> queue.get()
+    'a'
+    >>> queue.put("b", seconds=1.0)
+    >>> queue.end(RuntimeError("stopped"))
+    ['b']
+    >>> print(queue.get())
+    None
+    """
 
-    @classmethod
-    def of(cls, tally: ScoringTally) -> "TooManyFailures":
-        """With the last that failed."""
-        examples = tally.report().failing
-        shown = "\n".join(f"  {entry}" for entry in examples[-5:])
-        error = cls(
-            f"{tally.failure_share:.1%} of the last completions (at most {tally.limit.window}) could not be scored, "
-            f"and {tally.limit.share:.1%} are allowed; the last of them:\n{shown}\n"
-            "mend the reward function, or raise the deadline or the limit"
-        )
-        error.examples = examples
-        return error
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._ended: Exception | None = None
+
+    def put(self, item: Item, *, seconds: float) -> None:
+        """Append an item. `TimeoutError` if the queue stays full; the reason for its end if it has ended."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ended or len(self._items) < self.capacity, timeout=seconds):
+                raise TimeoutError(f"a queue of {self.capacity} was full for {seconds:g} s")
+            if self._ended is not None:
+                raise copy(self._ended)  # a copy for each caller: a traceback grows each time it is raised
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def get(self) -> Item | None:
+        """Wait for the next item and return it, or None if the queue has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._items)
+            if self._ended is not None:
+                return None
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def end(self, reason: Exception) -> list[Item]:
+        """End the queue and return the items left in it. The first reason stays."""
+        with self._changed:
+            self._ended = self._ended or reason
+            left = list(self._items)
+            self._items.clear()
+            self._changed.notify_all()
+            return left
+
+    @property
+    def ended(self) -> Exception | None:
+        """The reason for its end, or None if it has not ended."""
+        with self._changed:
+            return self._ended
 
 
 @dataclass
@@ -69,7 +101,7 @@ class _Job:
 
 
 class ScoringPool:
-    """Worker processes behind a bounded line. Safe to use from many threads.
+    """Worker processes behind a bounded queue. All methods are thread-safe.
 
     >>> from offbeat.tasks.arithmetic import arithmetic
     >>> with ScoringPool.of(arithmetic(), workers=1) as pool:
@@ -93,35 +125,33 @@ class ScoringPool:
 
         Args:
             rewards: Functions that another process can import.
-            reward_range: Outside it a reward is `Unscorable("invalid")`.
+            reward_range: A reward outside it is `Unscorable("invalid")`.
             deadline: Seconds of wall time per completion.
-            workers: Processes.
-            memory_mib: Cap for each process.
-            waiting: Completions that may wait; `score` blocks while as many do.
-            start_seconds: For a process to start and import the reward functions. Twice as long without a single
-                worker that is ready, and the pool gives up.
-            limit: When to stop because too many completions get no score.
+            workers: Number of processes.
+            memory_mib: Memory limit of each process.
+            waiting: Capacity of the queue; `score` blocks while it is full.
+            start_seconds: Time for a process to start and import the reward functions. The pool stops if no worker is
+                ready for twice as long.
+            limit: Stop the pool if too many completions get no score.
         """
-        self._recipe = Recipe.of(rewards, reward_range, memory_mib)
+        setup = setup_message(rewards, reward_range, memory_mib)
         self._deadline, self._start_seconds = deadline, start_seconds
-        self._line: Line[_Job] = Line(waiting)
+        self._queue: BoundedQueue[_Job] = BoundedQueue(waiting)
         self._numbers = itertools.count()
         self._tally = ScoringTally(limit or FailureLimit())
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._first_start = threading.Event()
-        self._last_ready = time.monotonic()
-        self._slowest_start = 0.0
-        self._processes: dict[int, WorkerProcess] = {}
+        self._workers = WorkerProcesses(setup, start_seconds, self._closing)
         self._threads = [
             threading.Thread(target=self._serve, args=(slot,), name=f"scoring-{slot}", daemon=True)
             for slot in range(workers)
         ]
         for thread in self._threads:
             thread.start()
-        if not self._first_start.wait(self._patience(1)):
-            self._give_up(PoolError(f"waited {self._patience(1):g} s for the first scoring worker to start"))
-        if (error := self._line.ended) is not None:
+        if not self._first_start.wait(self._longest_wait(1)):
+            self._stop(PoolError(f"waited {self._longest_wait(1):g} s for the first scoring worker to start"))
+        if (error := self._queue.ended) is not None:
             self.close()
             raise error
 
@@ -135,7 +165,7 @@ class ScoringPool:
         waiting: int = 256,
         limit: FailureLimit | None = None,
     ) -> "ScoringPool":
-        """A pool for a task, with the task's own range and deadline."""
+        """Make a pool with the rewards, the range and the deadline of a task."""
         return cls(
             task.rewards,
             task.reward_range,
@@ -147,56 +177,51 @@ class ScoringPool:
         )
 
     def score(self, text: str, columns: Columns, *, of: str = "") -> "Future[Outcome]":
-        """One completion. Blocks while the line is full; raises where the pool has given up or is closed.
+        """Queue one completion. Blocks while the queue is full; raises if the pool has stopped or is closed.
 
         Args:
-            text: What was generated.
+            text: The completion.
             columns: `Example.record`, or the columns of a stored prompt.
-            of: What to call it in lists and errors, for instance the completion's id.
+            of: A name for reports and errors, for instance the completion's id.
         """
         number = next(self._numbers)
         try:
-            request = encoded({"job": number, "text": text, "columns": dict(columns)})
+            request = encode_message({"job": number, "text": text, "columns": dict(columns)})
         except TypeError as error:
             raise TypeError(f"the columns of {of or 'a completion'} must be JSON to reach a worker: {error}") from None
         job = _Job(number, of, text[:_EXCERPT], request)
-        # Every completion ahead ends within its deadline and a restart: this expires only where something is broken.
-        seconds = self._patience(1)
+        # Every completion ahead ends within its deadline plus a restart, so this expires only if something is broken.
+        seconds = self._longest_wait(1)
         try:
-            self._line.put(job, seconds=seconds)
+            self._queue.put(job, seconds=seconds)
         except TimeoutError:
             raise PoolError(f"waited {seconds:g} s for room to score {of or 'a completion'}") from None
         return job.result
 
     def score_all(self, completions: Iterable[tuple[str, Columns]]) -> list[Outcome]:
-        """Many completions, results in their order."""
+        """Score many completions and return the outcomes in the same order."""
         futures = [self.score(text, columns) for text, columns in completions]
-        until = time.monotonic() + self._patience(self._line.room)
+        until = time.monotonic() + self._longest_wait(self._queue.capacity)
         return [future.result(timeout=max(0.0, until - time.monotonic())) for future in futures]
 
-    def _patience(self, completions: int) -> float:
-        """How long that many completions can take at worst, on top of those with the workers."""
+    def _longest_wait(self, completions: int) -> float:
+        """Return the most seconds that so many completions can take after those the workers hold now."""
         rounds = math.ceil(completions / len(self._threads)) + 1
-        return rounds * (self._deadline + 3 * self._start_seconds + _LONGEST_PAUSE)
+        return rounds * (self._deadline + 3 * self._start_seconds + LONGEST_PAUSE)
 
     def report(self) -> PoolReport:
-        """Counts, the slowest and the failing."""
         with self._lock:
-            return self._tally.report()
+            return self._tally.report(self._workers.restarts)
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers."""
-        with self._lock:
-            return [process.pid for process in self._processes.values()]
+        return self._workers.pids
 
     def close(self) -> None:
-        """End the workers. What has no score yet ends with `PoolClosed`."""
+        """Kill the workers. Completions without a score end with `PoolClosed`."""
         self._closing.set()
-        self._give_up(PoolClosed("the scoring pool was closed"))
-        with self._lock:
-            for process in self._processes.values():
-                process.signal_kill()
+        self._stop(PoolClosed("the scoring pool was closed"))
+        self._workers.signal_kill()
         for thread in self._threads:
             thread.join(_CLOSING_SECONDS)
 
@@ -206,79 +231,32 @@ class ScoringPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _give_up(self, why: PoolError) -> None:
-        """Take no more; what waits ends with the reason."""
-        for job in self._line.end(why):
+    def _stop(self, reason: PoolError) -> None:
+        """End the queue; waiting completions end with the reason."""
+        for job in self._queue.end(reason):
             if job.result.set_running_or_notify_cancel():
-                job.result.set_exception(copy(why))
+                job.result.set_exception(copy(reason))
         self._first_start.set()
 
     def _serve(self, slot: int) -> None:
-        """One worker's thread: a process that stands ready, a completion, its result, and again."""
+        """Run one worker's thread: have a process ready, take a completion, set its result, repeat."""
         try:
-            while self._line.ended is None:
-                self._stand_ready(slot)
+            while self._queue.ended is None:
+                self._workers.ready(slot)
                 self._first_start.set()
-                job = self._line.take()
+                job = self._queue.get()
                 if job is not None and job.result.set_running_or_notify_cancel():
-                    self._settle(job, slot)
-        # The boundary of a thread: what ends it ends the pool, so that nobody waits for a thread that is gone.
+                    self._finish(job, slot)
+        # The boundary of a thread: an error here stops the pool, so that no caller waits for a dead thread.
         except Exception as error:
-            self._give_up(error if isinstance(error, PoolError) else PoolError(f"scoring broke down: {error!r}"))
+            self._stop(error if isinstance(error, PoolError) else PoolError(f"the scoring pool failed: {error!r}"))
         finally:
-            self._dismiss(slot)
+            self._workers.kill(slot)
 
-    def _stand_ready(self, slot: int) -> WorkerProcess:
-        """This slot's process, a fresh one where there is none or it has died."""
-        process = self._processes.get(slot)
-        if process is not None and process.alive:
-            return process
-        attempt = 0
-        while True:
-            self._dismiss(slot)
-            attempt += 1
-            began = time.monotonic()
-            try:
-                fresh = WorkerProcess()
-                with self._lock:
-                    self._processes[slot] = fresh
-                if self._closing.is_set():  # `close` may have looked for processes just before
-                    raise PoolClosed("the scoring pool was closed")
-                fresh.prepare(self._recipe, seconds=self._start_allowance(attempt))
-            except (WorkerDoesNotStart, OSError) as error:
-                self._consider(error, attempt)
-            else:
-                self._last_ready = time.monotonic()
-                self._slowest_start = max(self._slowest_start, self._last_ready - began)
-                return fresh
-
-    def _start_allowance(self, attempt: int) -> float:
-        """Seconds for a start: a few times what starts have taken, so that a stuck one is not waited for for long."""
-        if not self._slowest_start:
-            return self._start_seconds
-        usual = max(_SHORTEST_START, 4 * self._slowest_start)
-        return min(self._start_seconds, usual * 2.0 ** (attempt - 1))
-
-    def _consider(self, error: Exception, attempt: int) -> None:
-        """After a failed start: pause, or give up where trying again is of no use."""
-        if isinstance(error, RewardDoesNotImport) and attempt >= _IMPORTS:
-            raise PoolError(f"{error} ({attempt} attempts)") from error
-        if (idle := time.monotonic() - self._last_ready) > 2 * self._start_seconds:
-            raise PoolError(f"no scoring worker has been ready for {idle:.0f} s; the last: {error}") from error
-        if self._closing.wait(min(0.2 * 2**attempt, _LONGEST_PAUSE)):
-            raise PoolClosed("the scoring pool was closed")
-
-    def _dismiss(self, slot: int) -> None:
-        with self._lock:
-            process = self._processes.pop(slot, None)
-            self._tally.restarts += process is not None and not self._closing.is_set()
-        if process is not None:
-            process.kill()
-
-    def _settle(self, job: _Job, slot: int) -> None:
+    def _finish(self, job: _Job, slot: int) -> None:
         try:
             outcome = self._ask(job, slot)
-        # The boundary of a thread: a completion it holds would be lost with it, so it gets whatever went wrong.
+        # The boundary of a thread: its completion would be lost with it, so the caller gets the error.
         except BaseException as error:
             job.result.set_exception(error)
             raise
@@ -289,22 +267,22 @@ class ScoringPool:
 
     def _ask(self, job: _Job, slot: int) -> Outcome:
         while True:
-            process = self._stand_ready(slot)
+            process = self._workers.ready(slot)
             asked = time.monotonic()
             try:
                 outcome, usable = process.ask(job.number, job.request, seconds=self._deadline)
-            except ChannelClosed:  # it had died idle: this completion never reached it
-                self._dismiss(slot)
+            except ChannelClosed:  # the process died while idle, so it never received this completion
+                self._workers.kill(slot)
                 continue
-            self._note(Scored(job.of, job.excerpt, time.monotonic() - asked, outcome))
+            self._count(Scored(job.of, job.excerpt, time.monotonic() - asked, outcome))
             if not usable:
-                self._dismiss(slot)
+                self._workers.kill(slot)
             return outcome
 
-    def _note(self, entry: Scored) -> None:
+    def _count(self, entry: Scored) -> None:
         with self._lock:
             self._tally.add(entry)
             if not self._tally.too_many:
                 return
             error = TooManyFailures.of(self._tally)
-        self._give_up(error)
+        self._stop(error)

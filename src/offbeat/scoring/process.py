@@ -1,4 +1,4 @@
-"""One scoring worker as the pool sees it: a process to start, to ask and to kill."""
+"""Scoring workers as the pool sees them: processes to start, ask, kill and replace."""
 
 import contextlib
 import math
@@ -7,147 +7,141 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, cast, get_args
 
-from offbeat.errors import RewardDoesNotImport, WorkerDoesNotEnd, WorkerDoesNotStart
+from offbeat.errors import PoolClosed, PoolError, RewardDoesNotImport, WorkerDoesNotEnd, WorkerDoesNotStart
 from offbeat.imports import reference
-from offbeat.scoring.channel import Channel, ChannelClosed, Message
+from offbeat.scoring.worker import Channel, ChannelClosed, Message
 from offbeat.tasks.rewards import Reason, Reward
 from offbeat.types import Json, Score, Unscorable
 
-_LONGEST_REPLY: Final = 1 << 20
-_REAPING_SECONDS: Final = 10.0
+LONGEST_PAUSE: Final = 5.0
+"""Seconds between two attempts to start a worker, at most."""
+_MAX_REPLY_BYTES: Final = 1 << 20
+_IMPORT_ATTEMPTS: Final = 3
+"""How often a worker tries to import the reward functions before the pool stops."""
+_SHORTEST_START: Final = 2.0
+"""Seconds that every start may take."""
+_KILL_SECONDS: Final = 10.0
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What a worker needs to know: where the reward functions are, the range, the cap."""
-
-    rewards: tuple[dict[str, Json], ...]
-    reward_range: tuple[float, float]
-    memory_mib: int
-
-    @classmethod
-    def of(cls, rewards: Sequence[Reward], reward_range: tuple[float, float], memory_mib: int) -> "Recipe":
-        """References to the functions; raises where another process could not find one."""
-        found = tuple(
-            reference(r.function) | {"name": r.name, "weight": r.weight, "trl": r.trl}  # as `worker._rewards` reads it
-            for r in rewards
-        )
-        return cls(found, reward_range, memory_mib)
-
-    def message(self) -> Message:
-        """As it is sent."""
-        return {"rewards": [*self.rewards], "range": [*self.reward_range], "memory": self.memory_mib << 20}
+def setup_message(rewards: Sequence[Reward], reward_range: tuple[float, float], memory_mib: int) -> Message:
+    """Return the first message to a worker; `UnreachableFunction` if another process cannot import a function."""
+    references: list[Json] = [
+        reference(r.function) | {"name": r.name, "weight": r.weight, "trl": r.trl}  # see `worker._import_rewards`
+        for r in rewards
+    ]
+    return {"rewards": references, "range": [*reward_range], "memory": memory_mib << 20}
 
 
 class WorkerProcess:
-    """A running worker. A fresh interpreter, not a fork: the pool's process may hold torch and threads."""
+    """A running worker. It is a fresh interpreter, not a fork: the pool's process may hold torch and threads."""
 
     def __init__(self) -> None:
         self._code: int | None = None
-        here, there = socket.socketpair()
-        self._channel = Channel(here, longest=_LONGEST_REPLY)
+        pool_end, worker_end = socket.socketpair()
+        self._channel = Channel(pool_end, max_bytes=_MAX_REPLY_BYTES)
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        with there:
+        with worker_end:
+            descriptor = worker_end.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "offbeat.scoring.worker", str(there.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", "offbeat.scoring.worker", str(descriptor), str(os.getpid())],
                 env=os.environ | threads | {"PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
-                pass_fds=[there.fileno()],
-                start_new_session=True,  # its children are killed with it, and Ctrl-C is the pool's to handle
+                pass_fds=[descriptor],
+                start_new_session=True,  # so its children are killed with it, and only the pool handles Ctrl-C
             )
 
-    def prepare(self, recipe: Recipe, *, seconds: float) -> None:
-        """Send the recipe and wait until the reward functions are imported."""
+    def prepare(self, setup: Message, *, seconds: float) -> None:
+        """Send the setup and wait until the worker has imported the reward functions."""
         until = time.monotonic() + seconds
-        targets = ", ".join(str(reward["target"]) for reward in recipe.rewards)
+        targets = ", ".join(str(reward["target"]) for reward in cast("list[dict[str, Json]]", setup["rewards"]))
         try:
-            self._channel.send(recipe.message(), seconds=seconds)
-            said = self._channel.receive(seconds=until - time.monotonic())
+            self._channel.send(setup, seconds=seconds)
+            reply = self._channel.receive(seconds=until - time.monotonic())
         except TimeoutError:
             raise WorkerDoesNotStart(f"waited {seconds:g} s for a scoring worker to import {targets}") from None
         except (ChannelClosed, ValueError) as error:
             raise WorkerDoesNotStart(f"a scoring worker {self.ending() or error} while importing {targets}") from None
-        if "broken" in said:
-            raise RewardDoesNotImport(f"a scoring worker could not import {targets}: {said['broken']}")
+        if "broken" in reply:
+            raise RewardDoesNotImport(f"a scoring worker could not import {targets}: {reply['broken']}")
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs, as far as can be seen now; a stopped process runs."""
+        """True until its end has been observed; a stopped process counts as alive."""
         return self._exit_code(0.0) is None
 
     def _exit_code(self, seconds: float) -> int | None:
-        """None where it has not ended within that time."""
+        """Wait so long for its end; None if it has not ended."""
         if self._code is None:
             try:
                 code = self._process.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
                 return None
-            self.signal_kill()  # what it started; at once, while its number cannot belong to anybody else
+            self.signal_kill()  # its children; at once, while no other process can have its process group id
             self._code = code
         return self._code
 
     def ask(self, job: int, request: bytes, *, seconds: float) -> tuple[Score | Unscorable, bool]:
-        """One completion graded, `request` being `encoded` job, text and columns; also whether the worker can take
-        another. One that cannot is to be killed.
+        """Have one completion graded; `request` is the encoded job number, text and columns.
 
-        Raises `ChannelClosed` where it was gone before it could have taken the job.
+        Returns the outcome, and whether the worker can take another completion; if not, kill it. Raises
+        `ChannelClosed` if the worker was gone before it could have received the job.
         """
         until = time.monotonic() + seconds
         try:
             self._channel.send(request, seconds=seconds)
         except TimeoutError:
-            return self._late(seconds), False
+            return self._timed_out(seconds), False
         try:
             reply = self._channel.receive(seconds=until - time.monotonic())
             return _outcome(reply, job), not reply["leaving"]
         except TimeoutError:
-            return self._late(seconds), False
+            return self._timed_out(seconds), False
         except ChannelClosed:
-            return Unscorable("crash", f"the worker {self.ending() or 'hung up'} while scoring"), False
+            return Unscorable("crash", f"the worker {self.ending() or 'closed its channel'} while scoring"), False
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            return Unscorable("crash", f"the worker answered nonsense: {error}"), False
+            return Unscorable("crash", f"the worker sent an invalid reply: {error}"), False
 
-    def _late(self, seconds: float) -> Unscorable:
-        # A child of a dead worker may hold its line open: then there is no end of file, only silence.
+    def _timed_out(self, seconds: float) -> Unscorable:
+        # A child of a dead worker may hold its channel open: then there is no end of file, only silence.
         if not self.alive:
             return Unscorable("crash", f"the worker {self.ending()} while scoring")
         return Unscorable("timeout", f"scoring was stopped after {seconds:g} s")
 
     def ending(self) -> str | None:
-        """How it ended, in words; None where it has not within a moment."""
+        """Describe how the process ended, or return None if it has not ended within a second."""
         code = self._exit_code(1.0)
         if code is None:
             return None
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def signal_kill(self) -> None:
-        """Send SIGKILL to it and to what it started; whoever waits for it sees the end."""
+        """Send SIGKILL to the process and its children without waiting."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it and what it started, whatever state it is in."""
+        """Kill the process and its children, and wait until it has ended."""
         self.signal_kill()
         self._channel.close()
-        if self._exit_code(_REAPING_SECONDS) is None:
-            raise WorkerDoesNotEnd(f"waited {_REAPING_SECONDS:g} s for scoring worker {self.pid} to end after SIGKILL")
+        if self._exit_code(_KILL_SECONDS) is None:
+            raise WorkerDoesNotEnd(f"waited {_KILL_SECONDS:g} s for scoring worker {self.pid} to end after SIGKILL")
 
 
 def _outcome(reply: Message, job: int) -> Score | Unscorable:
+    """Parse a reply, which a reward function that took over the worker may have written."""
     if reply["job"] != job:
-        raise ValueError(f"it answers job {reply['job']!r}, and was asked job {job}")
+        raise ValueError(f"it is for job {reply['job']!r}, not for job {job}")
     if "unscorable" in reply:
         reason = reply["unscorable"]
         if reason not in get_args(Reason):
@@ -158,3 +152,74 @@ def _outcome(reply: Message, job: int) -> Score | Unscorable:
     if not all(map(math.isfinite, [reward, *parts.values()])):
         raise ValueError(f"a reward of {reward} from {parts}")
     return Score(reward, parts)
+
+
+class WorkerProcesses:
+    """Keeps one live worker per slot. Each slot belongs to one thread of the pool."""
+
+    def __init__(self, setup: Message, start_seconds: float, closing: threading.Event) -> None:
+        self.restarts = 0
+        self._setup, self._start_seconds, self._closing = setup, start_seconds, closing
+        self._processes: dict[int, WorkerProcess] = {}
+        self._lock = threading.Lock()
+        self._last_ready = time.monotonic()
+        self._slowest_start = 0.0
+
+    @property
+    def pids(self) -> list[int]:
+        with self._lock:
+            return [process.pid for process in self._processes.values()]
+
+    def ready(self, slot: int) -> WorkerProcess:
+        """Return the worker of a slot; start one if there is none or it has died."""
+        process = self._processes.get(slot)
+        if process is not None and process.alive:
+            return process
+        attempt = 0
+        while True:
+            self.kill(slot)
+            attempt += 1
+            began = time.monotonic()
+            try:
+                fresh = WorkerProcess()
+                with self._lock:
+                    self._processes[slot] = fresh
+                if self._closing.is_set():  # `signal_kill` may have run just before
+                    raise PoolClosed("the scoring pool was closed")
+                fresh.prepare(self._setup, seconds=self._start_timeout(attempt))
+            except (WorkerDoesNotStart, OSError) as error:
+                self._pause_or_raise(error, attempt)
+            else:
+                self._last_ready = time.monotonic()
+                self._slowest_start = max(self._slowest_start, self._last_ready - began)
+                return fresh
+
+    def kill(self, slot: int) -> None:
+        """Kill the worker of a slot, if there is one."""
+        with self._lock:
+            process = self._processes.pop(slot, None)
+            self.restarts += process is not None and not self._closing.is_set()
+        if process is not None:
+            process.kill()
+
+    def signal_kill(self) -> None:
+        """Send SIGKILL to all workers without waiting; their threads see the end."""
+        with self._lock:
+            for process in self._processes.values():
+                process.signal_kill()
+
+    def _start_timeout(self, attempt: int) -> float:
+        """Return the seconds for a start: a few times what starts have taken, so that a stuck one is noticed early."""
+        if not self._slowest_start:
+            return self._start_seconds
+        usual = max(_SHORTEST_START, 4 * self._slowest_start)
+        return min(self._start_seconds, usual * 2.0 ** (attempt - 1))
+
+    def _pause_or_raise(self, error: Exception, attempt: int) -> None:
+        """After a failed start, pause before the next attempt, or raise if another attempt is no use."""
+        if isinstance(error, RewardDoesNotImport) and attempt >= _IMPORT_ATTEMPTS:
+            raise PoolError(f"{error} ({attempt} attempts)") from error
+        if (idle := time.monotonic() - self._last_ready) > 2 * self._start_seconds:
+            raise PoolError(f"no scoring worker has been ready for {idle:.0f} s; the last error: {error}") from error
+        if self._closing.wait(min(0.2 * 2**attempt, LONGEST_PAUSE)):
+            raise PoolClosed("the scoring pool was closed")

@@ -1,62 +1,79 @@
-"""What a scoring pool remembers: counts, the slowest, the failing, and whether too many fail. No clock, no I/O."""
+"""The statistics of a scoring pool and its limit on failures. No clock, no I/O."""
 
 import heapq
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from offbeat.errors import PoolError
 from offbeat.types import Score, Unscorable
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One completion that went through the pool."""
+    """A completion that went through the pool."""
 
     of: str
-    """What the caller called it."""
+    """The name that the caller gave it."""
     text: str
-    """Its beginning."""
+    """The beginning of its text."""
     seconds: float
     outcome: Score | Unscorable
 
     def __str__(self) -> str:
-        said = self.outcome
-        result = f"{said.reason}: {said.detail}" if isinstance(said, Unscorable) else f"reward {said.reward:g}"
+        out = self.outcome
+        result = f"{out.reason}: {out.detail}" if isinstance(out, Unscorable) else f"reward {out.reward:g}"
         return f"{self.of or '(unnamed)'} after {self.seconds:.2f} s, {result}; it begins {self.text!r}"
 
 
 @dataclass(frozen=True)
 class PoolReport:
-    """A pool's work so far."""
+    """The work of a pool so far."""
 
     scored: int
     unscorable: Mapping[str, int]
-    """By reason."""
+    """Counts by reason."""
     restarts: int
     slowest: tuple[Scored, ...]
     """The slowest first."""
     failing: tuple[Scored, ...]
-    """The last that got no score, the latest last."""
+    """The most recent completions without a score, the latest last."""
 
 
 @dataclass(frozen=True)
 class FailureLimit:
-    """How many completions may go without a score before something is wrong with the scoring itself.
-
-    >>> limit = FailureLimit(share=0.25, window=200, least=50)
-    """
+    """The share of completions without a score above which the scoring itself counts as broken."""
 
     share: float = 0.25
-    """Of the window; 1 never stops."""
+    """The largest allowed share of the window; 1 never stops the pool."""
     window: int = 200
-    """The last completions looked at."""
+    """The number of most recent completions to look at."""
     least: int = 50
-    """Completions before a verdict."""
+    """Below this number of completions the limit does not apply."""
+
+
+class TooManyFailures(PoolError):
+    """More completions than allowed got no score: the scoring is broken, not the answers."""
+
+    examples: tuple[Scored, ...] = ()
+
+    @classmethod
+    def of(cls, tally: "ScoringTally") -> "TooManyFailures":
+        """Make the error with the most recent failures as examples."""
+        examples = tally.report().failing
+        shown = "\n".join(f"  {entry}" for entry in examples[-5:])
+        error = cls(
+            f"{tally.failure_share:.1%} of the last completions (at most {tally.limit.window}) could not be scored, "
+            f"but only {tally.limit.share:.1%} are allowed; the last of them:\n{shown}\n"
+            "Fix the reward function, or raise the task's deadline or the failure limit"
+        )
+        error.examples = examples
+        return error
 
 
 @dataclass
 class ScoringTally:
-    """Counts what it is told.
+    """Counts outcomes and keeps the slowest and the failing completions.
 
     >>> tally = ScoringTally(FailureLimit(share=0.5, window=4, least=2))
     >>> tally.add(Scored("g1/0", "42", 0.01, Score(1.0)))
@@ -70,42 +87,38 @@ class ScoringTally:
 
     limit: FailureLimit = field(default_factory=FailureLimit)
     kept: int = 10
-    """Entries of each list."""
-    restarts: int = 0
+    """The length of each list in the report."""
     _scored: int = 0
     _reasons: Counter[str] = field(default_factory=Counter)
     _slowest: list[tuple[float, int, Scored]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._recent: deque[bool] = deque(maxlen=self.limit.window)
+        self._recent_failures: deque[bool] = deque(maxlen=self.limit.window)
         self._failing: deque[Scored] = deque(maxlen=self.kept)
 
     def add(self, entry: Scored) -> None:
-        """One completion has ended."""
-        failed = isinstance(entry.outcome, Unscorable)
-        self._recent.append(failed)
+        self._recent_failures.append(isinstance(entry.outcome, Unscorable))
         if isinstance(entry.outcome, Unscorable):
             self._reasons[entry.outcome.reason] += 1
             self._failing.append(entry)
         else:
             self._scored += 1
-        place = (entry.seconds, -self._scored - self._reasons.total(), entry)
+        item = (entry.seconds, -self._scored - self._reasons.total(), entry)  # of equally slow ones, keep the first
         if len(self._slowest) < self.kept:
-            heapq.heappush(self._slowest, place)
-        elif place > self._slowest[0]:
-            heapq.heapreplace(self._slowest, place)
+            heapq.heappush(self._slowest, item)
+        elif item > self._slowest[0]:
+            heapq.heapreplace(self._slowest, item)
 
     @property
     def failure_share(self) -> float:
-        """Of the last completions, those without a score."""
-        return sum(self._recent) / max(1, len(self._recent))
+        """The share of completions in the window without a score."""
+        return sum(self._recent_failures) / max(1, len(self._recent_failures))
 
     @property
     def too_many(self) -> bool:
-        """Whether the limit is passed."""
-        return len(self._recent) >= self.limit.least and self.failure_share > self.limit.share
+        return len(self._recent_failures) >= self.limit.least and self.failure_share > self.limit.share
 
-    def report(self) -> PoolReport:
-        """What is known now."""
+    def report(self, restarts: int = 0) -> PoolReport:
+        """Return a snapshot; the pool adds how often it replaced a worker."""
         slowest = tuple(entry for _, _, entry in sorted(self._slowest, reverse=True))
-        return PoolReport(self._scored, dict(self._reasons), self.restarts, slowest, tuple(self._failing))
+        return PoolReport(self._scored, dict(self._reasons), restarts, slowest, tuple(self._failing))

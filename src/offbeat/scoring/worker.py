@@ -1,43 +1,132 @@
-"""What runs in a scoring worker: it imports the reward functions once and grades one completion after another.
+"""A scoring worker: it imports the reward functions once, then grades one completion after another.
 
-Started by `scoring.py` as `python -m offbeat.scoring.worker FD`. It may be killed at any moment; it holds nothing that
-could be lost. Reward functions run on its main thread, so that those which use signals for time limits work.
+The pool starts it as `python -m offbeat.scoring.worker FD POOL_PID` and talks to it through a `Channel`. It may be
+killed at any moment, so it holds nothing that could be lost. Reward functions run on its main thread, so they can use
+signals for time limits.
 """
 
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import signal
 import socket
 import sys
+import time
 from typing import Final, cast
 
 from offbeat.imports import resolve
-from offbeat.scoring.channel import Channel, ChannelClosed, Message
 from offbeat.tasks.rewards import DETAIL_LIMIT, Reward, grade
 from offbeat.types import Json, Score, Unscorable
 
+Message = dict[str, Json]
+
+_CHUNK: Final = 1 << 16
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def _die_with(parent: int) -> None:
-    """On Linux, be killed when the pool's process ends, however it ends: a reward function may be deep in C code."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit("the pool's process has ended")
+class ChannelClosed(ConnectionError):
+    """The other end of the channel is closed."""
 
 
-def _cap_memory(limit: int) -> None:
-    """Heap and anonymous mappings, not address space: libraries reserve far more of that than they use."""
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+def encode_message(message: Message) -> bytes:
+    """Encode a message as one line of JSON; `TypeError` if it is not JSON."""
+    return json.dumps(message).encode() + b"\n"
 
 
-def _held() -> int:
-    """Bytes of data this process holds, as the cap counts them; 0 where the system does not say.
+class Channel:
+    """One end of a socket that carries lines of JSON, so that nothing is ever unpickled.
 
-    Not `ru_maxrss`: that begins with what the pool's process held when it started this one.
+    >>> pool_end, worker_end = (Channel(end) for end in socket.socketpair())
+    >>> pool_end.send({"text": "one\\ntwo"}, seconds=1.0)
+    >>> worker_end.receive(seconds=1.0)
+    {'text': 'one\\ntwo'}
+    >>> pool_end.close(), worker_end.close()
+    (None, None)
+    """
+
+    def __init__(self, end: socket.socket, *, max_bytes: int = 1 << 30) -> None:
+        self._socket = end
+        self._max_bytes = max_bytes
+        self._unread = b""
+
+    def send(self, message: Message | bytes, *, seconds: float | None = None) -> None:
+        """Send one message, encoded or not; `TimeoutError` if the other end does not read it in time."""
+        self._socket.settimeout(seconds)
+        try:
+            self._socket.sendall(message if isinstance(message, bytes) else encode_message(message))
+        except ConnectionError as error:
+            raise ChannelClosed(str(error)) from None
+
+    def receive(self, *, seconds: float | None = None) -> Message:
+        """Return the next message; `TimeoutError` if none arrives in time, `ValueError` if it is not a message."""
+        until = None if seconds is None else time.monotonic() + seconds
+        parts = [self._unread]
+        size = len(self._unread)
+        while b"\n" not in parts[-1]:
+            self._socket.settimeout(None if until is None else max(until - time.monotonic(), 1e-3))
+            try:
+                arrived = self._socket.recv(_CHUNK)
+            except ConnectionError as error:
+                raise ChannelClosed(str(error)) from None
+            if not arrived:
+                raise ChannelClosed("the connection was closed")
+            parts.append(arrived)
+            size += len(arrived)
+            if size > self._max_bytes:
+                raise ValueError(f"a message of more than {self._max_bytes} bytes")
+        line, _, self._unread = b"".join(parts).partition(b"\n")
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ValueError(f"not a message: {line[:80]!r}")
+        return cast("Message", message)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def serve(channel: Channel) -> None:
+    """Receive the setup, then grade until the pool closes the channel or the process holds too much memory."""
+    setup = channel.receive()
+    memory = cast("int", setup["memory"])
+    # Limits heap and anonymous mappings, not address space: libraries reserve far more of that than they use.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    try:
+        rewards = _import_rewards(cast("list[Json]", setup["rewards"]))
+    # The boundary to user code: whatever importing it raises is the reason why the pool cannot start.
+    except Exception as error:
+        channel.send({"broken": f"{type(error).__name__}: {error}"[:DETAIL_LIMIT]})
+        return
+    low, high = cast("list[float]", setup["range"])
+    channel.send({"ready": True})
+    # A worker that has used half of its memory exits between two completions, before the limit hits one of them.
+    enough = (_memory_in_use() + memory) // 2
+    leaving = False
+    while not leaving:
+        job = channel.receive()
+        try:
+            reply = _reply(grade(rewards, (low, high), cast("str", job["text"]), cast("Message", job["columns"])))
+            leaving = _memory_in_use() > enough
+        except MemoryError:
+            reply = _reply(Unscorable("crash", f"memory: scoring needed more than {memory >> 20} MiB"))
+            leaving = True
+        channel.send(reply | {"job": job["job"], "leaving": leaving})
+
+
+def _import_rewards(references: list[Json]) -> list[Reward]:
+    rewards = []
+    for reference in cast("list[dict[str, Json]]", references):
+        function = resolve(cast("str", reference["target"]), cast("dict[str, Json]", reference["options"]))
+        weight, trl = cast("float", reference["weight"]), bool(reference["trl"])
+        rewards.append(Reward(function, str(reference["name"]), weight, trl))
+    return rewards
+
+
+def _memory_in_use() -> int:
+    """Return the bytes that count against RLIMIT_DATA, or 0 on systems without /proc.
+
+    Not `ru_maxrss`: it starts from what the pool's process held when it started this one.
     """
     try:
         with open("/proc/self/statm", "rb") as file:
@@ -46,55 +135,28 @@ def _held() -> int:
         return 0
 
 
-def _rewards(recipes: list[Json]) -> list[Reward]:
-    found = []
-    for recipe in cast("list[dict[str, Json]]", recipes):
-        function = resolve(cast("str", recipe["target"]), cast("dict[str, Json]", recipe["options"]))
-        found.append(Reward(function, str(recipe["name"]), cast("float", recipe["weight"]), bool(recipe["trl"])))
-    return found
-
-
 def _reply(outcome: Score | Unscorable) -> Message:
     if isinstance(outcome, Unscorable):
         return {"unscorable": outcome.reason, "detail": outcome.detail}
     return {"reward": outcome.reward, "breakdown": dict(outcome.breakdown)}
 
 
-def serve(channel: Channel) -> None:
-    """Take the recipe, then grade until the pool hangs up, or until too much memory has been taken."""
-    recipe = channel.receive()
-    memory = cast("int", recipe["memory"])
-    _cap_memory(memory)
-    try:
-        rewards = _rewards(cast("list[Json]", recipe["rewards"]))
-    # The boundary to other people's modules: whatever importing them raises is why the pool cannot start.
-    except Exception as error:
-        channel.send({"broken": f"{type(error).__name__}: {error}"[:DETAIL_LIMIT]})
-        return
-    low, high = cast("list[float]", recipe["range"])
-    channel.send({"ready": True})
-    # One that has filled half of its room leaves between two completions, before the cap hits an innocent one.
-    enough = (_held() + memory) // 2
-    leaving = False
-    while not leaving:
-        job = channel.receive()
-        try:
-            reply = _reply(grade(rewards, (low, high), cast("str", job["text"]), cast("Message", job["columns"])))
-            leaving = _held() > enough
-        except MemoryError:
-            reply = _reply(Unscorable("crash", f"memory: scoring needed more than {memory >> 20} MiB"))
-            leaving = True
-        channel.send(reply | {"job": job["job"], "leaving": leaving})
+def _die_with_pool(pool_pid: int) -> None:
+    """On Linux, have the kernel kill this process when the pool's process ends: a reward function may be in C code."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != pool_pid:
+            sys.exit("the pool's process has ended")
 
 
 def main() -> None:
-    """Serve on the socket whose number is the first argument; the second is the pool's process id."""
-    number = int(sys.argv[1])
-    os.set_inheritable(number, False)  # programs that a reward function starts must not hold the line open
-    _die_with(int(sys.argv[2]))
-    os.dup2(2, 1)  # a reward function that prints does not write into the command's output
+    """Serve on the socket given as the first argument; the second argument is the pool's process id."""
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)  # a program started by a reward function must not keep the channel open
+    _die_with_pool(int(sys.argv[2]))
+    os.dup2(2, 1)  # what a reward function prints must not reach the standard output of the command
     with contextlib.suppress(ChannelClosed):
-        serve(Channel(socket.socket(fileno=number)))
+        serve(Channel(socket.socket(fileno=descriptor)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A weight log in an object store, through pyarrow's file systems: S3, Google Cloud Storage, Azure.
+"""A store in S3, Google Cloud Storage or Azure, through pyarrow's file systems.
 
-An object appears whole or not at all, and is durable once it is acknowledged, so nothing here renames or forces.
+An object appears whole or not at all and is durable once it is acknowledged, so this module needs no rename and no
+fsync.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ class ObjectStore:
     >>> from pyarrow.fs import _MockFileSystem
     >>> store = ObjectStore("mock://run", _MockFileSystem(), "run")
     >>> store.put("versions/0000000001.json", b"{}")
-    >>> store.names("versions"), store.read("versions/0000000001.json")
+    >>> store.list_names("versions"), store.read("versions/0000000001.json")
     (['0000000001.json'], b'{}')
     """
 
@@ -42,25 +43,29 @@ class ObjectStore:
 
     @classmethod
     def at(cls, uri: str) -> "ObjectStore":
-        """By URI; credentials and endpoints are found as pyarrow finds them. Messages do not repeat secrets."""
+        """Open a URI. pyarrow finds credentials and endpoints; secrets in the URI do not enter `self.uri`."""
         scheme = urlsplit(uri).scheme
         if scheme not in SCHEMES:
             raise WeightLogError(
-                f"{uri}: a weight log lies on a local path or in an object store ({', '.join(SCHEMES)}), not in "
-                f"{scheme}: a version must appear in one step there"
+                f"{uri}: a weight log needs a local path or an object store ({', '.join(SCHEMES)}), where a file "
+                f"appears in one step; {scheme} is not supported"
             )
         try:
             filesystem, root = fs.FileSystem.from_uri(uri)
         except (pa.ArrowInvalid, OSError) as error:
-            raise WeightLogError(f"cannot open a weight log in {scheme}: {error}") from error
+            raise WeightLogError(f"cannot open the weight log in {scheme}: {error}") from error
         return cls(f"{scheme}://{root}", filesystem, root)
 
-    def names(self, folder: str) -> list[str]:
-        return [one.name for one in self.found(folder)]
+    def list_names(self, folder: str) -> list[str]:
+        return [file.name for file in self.list_files(folder)]
 
-    def found(self, folder: str) -> list[StoredFile]:
+    def list_files(self, folder: str) -> list[StoredFile]:
         listing = self._fs.get_file_info(fs.FileSelector(self._path(folder), allow_not_found=True))
-        return [StoredFile(i.base_name, i.mtime.timestamp() if i.mtime else 0.0) for i in listing if i.is_file]
+        return [
+            StoredFile(info.base_name, info.mtime.timestamp() if info.mtime else 0.0)
+            for info in listing
+            if info.is_file
+        ]
 
     def read(self, name: str) -> bytes:
         with self.open(name) as stream:
@@ -121,16 +126,16 @@ class _ObjectWriter:
 
 
 class _ObjectClaim:
-    """The newest publisher wins: an object store cannot tell a publisher that crashed from one that is slow.
+    """A claim that the newest publisher wins: an object store cannot tell a crashed publisher from a slow one.
 
-    Whoever was there before notices when it publishes next, and stops.
+    The earlier publisher notices at its next publish, and stops.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._token = secrets.token_hex(8)
-        who = {"token": self._token, "process": os.getpid(), "host": socket.gethostname(), "since": time.time()}
-        store.put(_CLAIM, json.dumps(who).encode())
+        owner = {"token": self._token, "process": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+        store.put(_CLAIM, json.dumps(owner).encode())
 
     def check(self) -> None:
         try:
@@ -140,8 +145,8 @@ class _ObjectClaim:
         if found.get("token") != self._token:
             raise AnotherPublisher(
                 f"{self._store.uri} is being published to by process {found.get('process')} on {found.get('host')}, "
-                f"which came after this one; nothing was published. Stop one of the two"
+                f"which started after this one; nothing was published. Stop one of the two"
             )
 
     def release(self) -> None:
-        """Nothing to give up: the next publisher takes over."""
+        """Do nothing: the next publisher takes over without asking."""

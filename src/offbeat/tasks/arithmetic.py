@@ -1,6 +1,6 @@
-"""`arithmetic`: sums made up on the spot, as hard as asked for. No data needed.
+"""`arithmetic`: generated sums of adjustable difficulty. Needs no data.
 
-The plain form "17+25=" suits a model of characters; `chat=True` asks a chat model in words.
+The plain form "17+25=" suits a character-level model; `chat=True` asks a chat model in words.
 """
 
 import random
@@ -11,18 +11,19 @@ from typing import Final, overload
 
 from offbeat.errors import TaskError
 from offbeat.seeds import derive
+from offbeat.tasks.data import Example
 from offbeat.tasks.rewards import Reward
-from offbeat.tasks.task import Example, Task
+from offbeat.tasks.task import Task
 from offbeat.types import Json
 
 _NUMBER: Final = re.compile(r"(?<![\w.])[-−]?\d[\d,]*(?:\.0+)?(?![\w]|\.\d)")
 _LONGEST: Final = 64
-"""Characters of a number that are read; no sum here comes near."""
+"""Characters; no sum here has a longer result."""
 
 
 @dataclass(frozen=True)
 class Sums(Sequence[Example]):
-    """Example n is a pure function of (seed, n): nothing is stored.
+    """Sums as examples. Example n is a pure function of (seed, n), so nothing is stored.
 
     >>> Sums(seed=0, size=10, digits=2, terms=2, operators="+")[3].prompt
     '69+60='
@@ -46,7 +47,7 @@ class Sums(Sequence[Example]):
         if isinstance(at, slice):
             return [self._example(n) for n in range(*at.indices(self.size))]
         if not -self.size <= at < self.size:
-            raise IndexError(f"example {at} of {self.size}")
+            raise IndexError(f"example {at} is out of range: there are {self.size}")
         return self._example(at % self.size)
 
     def _example(self, number: int) -> Example:
@@ -57,24 +58,20 @@ class Sums(Sequence[Example]):
         columns: dict[str, Json] = {"answer": str(_value(values, operators)), "difficulty": self._difficulty(operators)}
         if not self.chat:
             return Example(f"arithmetic-{number}", f"{text}=", columns)
-        words = f"What is {text}? Think if you need to, and end with the answer as a number."
-        return Example(f"arithmetic-{number}", ({"role": "user", "content": words},), columns)
+        question = f"What is {text}? Think if you need to, and end with the answer as a number."
+        return Example(f"arithmetic-{number}", ({"role": "user", "content": question},), columns)
 
     def _difficulty(self, operators: Sequence[str]) -> str:
         return f"{self.digits} digits, {self.terms} terms" + (", ×" if "*" in operators else "")
 
 
 def _number(rng: random.Random, digits: int) -> int:
-    """Of exactly that many digits, so that the dial means what it says."""
+    """Draw a number with exactly that many digits."""
     return rng.randrange(0 if digits == 1 else 10 ** (digits - 1), 10**digits)
 
 
 def _value(values: Sequence[int], operators: Sequence[str]) -> int:
-    """With × before + and −.
-
-    >>> _value([2, 3, 4], ["+", "*"])
-    14
-    """
+    """Calculate × before + and −."""
     products = [values[0]]
     for operator, value in zip(operators, values[1:], strict=True):
         if operator == "*":
@@ -85,7 +82,7 @@ def _value(values: Sequence[int], operators: Sequence[str]) -> int:
 
 
 def final_number(text: str) -> str | None:
-    """The last whole number in a text, without separators; None where there is none.
+    """Return the last whole number in a text without separators, or None if there is none.
 
     >>> final_number("17+25 is 1,042."), final_number("no idea"), final_number("-3.00")
     ('1042', None, '-3')
@@ -97,7 +94,7 @@ def final_number(text: str) -> str | None:
 
 
 def correct(text: str, columns: Mapping[str, Json]) -> float:
-    """1 where the last number of the completion is the answer.
+    """Return 1 if the last number of the completion is the answer, else 0.
 
     >>> correct("42", {"answer": "42"}), correct("41", {"answer": "42"})
     (1.0, 0.0)
@@ -114,23 +111,25 @@ def arithmetic(
     seed: int = 0,
     chat: bool = False,
 ) -> Task:
-    """Sums with a difficulty dial.
+    """Make the task; `digits`, `terms` and `operators` set the difficulty.
 
     >>> arithmetic(digits=3, operators="+-").examples[0].columns["difficulty"]
     '3 digits, 2 terms'
 
     Args:
-        digits: Of every number.
-        terms: Numbers in a sum.
-        operators: To draw from: any of +, - and *.
-        size: Different examples.
-        seed: Of the examples; their order comes from the run's seed.
+        digits: Digits of every number, 1 to 9.
+        terms: Numbers in a sum, 2 to 6.
+        operators: The operators to draw from: any of +, - and *.
+        size: Number of different examples.
+        seed: Seed of the examples; their order comes from the run's seed.
         chat: Ask in words, as a chat message.
     """
     if not operators or set(operators) - set("+-*"):
-        raise TaskError(f"operators = {operators!r}: any of + - and * can be drawn from, for instance '+-'")
+        raise TaskError(f"operators = {operators!r} is not allowed; use any of + - and *, for instance '+-'")
     if not 1 <= digits <= 9 or not 2 <= terms <= 6 or size < 1:
-        raise TaskError(f"digits = {digits}, terms = {terms}, size = {size}: need 1 to 9, 2 to 6, and at least 1")
+        raise TaskError(
+            f"digits = {digits} (1 to 9), terms = {terms} (2 to 6) or size = {size} (at least 1) is out of range"
+        )
     return Task(
         "arithmetic",
         Sums(seed, size, digits, terms, operators, chat),

@@ -1,4 +1,4 @@
-"""Tests of programs: how they are written, and when a program's answer is the expected one.
+"""Tests for programs: how they are written, and when an answer counts as the expected one.
 
 A test is one of
 
@@ -6,16 +6,17 @@ A test is one of
     {"call": "area", "args": [3, 4], "result": 12}             the same in JSON; "kwargs" may be added
     {"stdin": "3 4\\n", "stdout": "12\\n"}                       the program as a script
 
-Nothing in them is executed outside the sandbox; an assertion that is more than a call and a literal is refused.
+Nothing in a test is executed outside the sandbox. An assertion with more than a call and a literal is an error.
 
-Answers arrive in wire form (`inside.py`) from a program that may lie about anything, so they are compared as data:
+Answers arrive in wire form (`sandbox/driver.py`) from a program that may lie about anything, so they are compared as
+data:
 
 - True and False equal only themselves, not 1 and 0. None equals None.
-- Numbers compare by value: 3 equals 3.0. Where the expected number is a float, a relative difference of 1e-6 passes, or
-  an absolute one of 1e-9. NaN equals NaN.
-- A tuple equals a list with the same items: JSON cannot tell them apart. A set equals a set, a dict a dict; order does
-  not matter there. Numbers within a set and keys are exact.
-- Output of scripts is compared line by line, without blanks at the ends of lines and empty lines at the end.
+- Numbers compare by value: 3 equals 3.0. If the expected number is a float, a relative difference of 1e-6 or an
+  absolute one of 1e-9 passes. NaN equals NaN.
+- A tuple equals a list with the same items: JSON cannot tell them apart. A set equals a set and a dict equals a dict in
+  any order; numbers in a set and in keys are exact.
+- The output of scripts is compared line by line, without blanks at line ends and empty lines at the end.
 """
 
 import ast
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from offbeat.sandbox import Arguments
-from offbeat.sandbox.inside import encode
+from offbeat.sandbox.driver import encode
 from offbeat.types import Json
 
 RELATIVE: Final = 1e-6
@@ -37,7 +38,7 @@ _HEXADECIMAL: Final = re.compile(r"-?[0-9a-f]+")
 
 @dataclass(frozen=True)
 class Call:
-    """A function, what it is called with, and what it should return, in wire form."""
+    """A function, its arguments, and the result it should return, in wire form."""
 
     function: str
     arguments: Arguments
@@ -53,11 +54,11 @@ class Script:
 
 
 class BadTest(ValueError):
-    """A test that cannot be used: the data's fault, never a program's."""
+    """A test cannot be used. The data is wrong, not the program."""
 
 
 def parse(tests: Json) -> list[Call | Script]:
-    """The tests of one example.
+    """Parse the tests of one example.
 
     >>> parse(["assert swap((1, 2)) == (2, 1)"])
     [Call(function='swap', arguments=(((1, 2),), {}), expected={'tuple': [2, 1]})]
@@ -67,7 +68,7 @@ def parse(tests: Json) -> list[Call | Script]:
     offbeat.tasks.code_tests.BadTest: "assert open('/etc/passwd')" is not of the form: assert f(literals) == literal
     """
     if not isinstance(tests, list) or not tests:
-        raise BadTest(f"tests should be a list with at least one test, not {tests!r:.80}")
+        raise BadTest(f"tests must be a list with at least one test, not {tests!r:.80}")
     return [_assertion(test) if isinstance(test, str) else _mapping(test) for test in tests]
 
 
@@ -102,11 +103,11 @@ def _mapping(test: Json) -> Call | Script:
             named = rest.pop("kwargs", {})
             if isinstance(named, dict) and not rest:
                 return Call(function, (tuple(args), named), wire(result))
-    raise BadTest(f"{test!r:.200} is not a test: need {{'call', 'args', 'result'}} or {{'stdin', 'stdout'}}")
+    raise BadTest(f"{test!r:.200} is not a test; use {{'call', 'args', 'result'}} or {{'stdin', 'stdout'}}")
 
 
 def wire(value: object) -> Json:
-    """A plain value in the form in which answers arrive.
+    """Convert a plain value to wire form, the form in which answers arrive.
 
     >>> wire({"a": (1, 2.5)})
     {'dict': [['a', {'tuple': [1, 2.5]}]]}
@@ -116,7 +117,7 @@ def wire(value: object) -> Json:
 
 
 def same_output(expected: str, printed: bytes) -> bool:
-    """Whether a script printed what it should.
+    """Return True if a script printed the expected output.
 
     >>> same_output("1 2", b"1 2 \\n\\n"), same_output("1 2", b"1  2")
     (True, False)
@@ -129,7 +130,7 @@ def _lines(text: str) -> list[str]:
 
 
 def same(expected: Json, answer: Json) -> bool:
-    """Whether an answer is the expected one; whatever else arrives, however malformed, is not.
+    """Return True if an answer is the expected one; any other value, however malformed, is False.
 
     >>> same(wire([1, 2]), wire((1, 2.0))), same(wire(1), wire(True)), same(wire({1, 2}), wire([1, 2]))
     (True, False, False)
@@ -143,8 +144,8 @@ def same(expected: Json, answer: Json) -> bool:
 
 
 def _same(expected: Json, answer: Json) -> bool:
-    kind, wanted = _opened(expected)
-    other_kind, given = _opened(answer)
+    kind, wanted = _kind_and_content(expected)
+    other_kind, given = _kind_and_content(answer)
     if kind != other_kind:
         return False
     if isinstance(wanted, list) and isinstance(given, list):
@@ -164,20 +165,20 @@ def _same(expected: Json, answer: Json) -> bool:
 def _close(wanted: float, given: float) -> bool:
     try:
         return math.isclose(wanted, given, rel_tol=RELATIVE, abs_tol=ABSOLUTE) or (wanted != wanted and given != given)
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer larger than any float
         return False
 
 
-def _opened(value: Json) -> tuple[str, Json]:
-    """What kind of value it is, and its plain content."""
+def _kind_and_content(value: Json) -> tuple[str, Json]:
+    """Return the kind of a value, and its content without the tag."""
     if isinstance(value, Mapping):
-        return _untagged(value)
+        return _untag(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return "number", value
     return ("sequence" if isinstance(value, list) else type(value).__name__), value
 
 
-def _untagged(value: Mapping[str, Json]) -> tuple[str, Json]:
+def _untag(value: Mapping[str, Json]) -> tuple[str, Json]:
     match list(value.items()):
         case [("tuple", list(items))]:
             return "sequence", items
@@ -189,7 +190,7 @@ def _untagged(value: Mapping[str, Json]) -> tuple[str, Json]:
             return "bytes", data
         case [("int", str(digits))] if _HEXADECIMAL.fullmatch(digits):
             return "number", int(digits, 16)
-    return "malformed", None  # no expected value is of that kind
+    return "malformed", None  # no expected value has this kind
 
 
 def _by_key(pairs: list[Json]) -> dict[str, Json]:
@@ -197,9 +198,11 @@ def _by_key(pairs: list[Json]) -> dict[str, Json]:
 
 
 def _key(value: Json) -> str:
-    """A text that two values share exactly where they are equal. Texts hash unpredictably, chosen numbers do not:
-    a program could make every element collide."""
-    kind, content = _opened(value)
+    """Return a string that is the same for two values exactly if they are equal.
+
+    A string, because Python randomizes string hashes: with numbers, a program could make every element collide.
+    """
+    kind, content = _kind_and_content(value)
     if isinstance(content, list):
         items = [_key(item) for item in content]
         return f"{kind}[{','.join(items if kind == 'sequence' else sorted(items))}]"

@@ -1,36 +1,92 @@
-"""Examples from data: JSONL, Parquet, Hugging Face datasets, with a column mapping and a limit on length.
+"""Examples, and how to load them from JSONL, Parquet or Hugging Face datasets.
 
-Chat templates are the tokenizer's own. A prompt over the limit is refused or dropped, as asked for, and counted.
+`ColumnMap` names the columns; `Limit` bounds the length of prompts. Chats use the tokenizer's own template.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, cast, overload
 
-from offbeat.errors import DataError, PromptTooLong, nearest
-from offbeat.tasks.task import Example, Messages, Task
-from offbeat.types import Json, Prompt
+from offbeat.errors import DataError, PromptTooLong, TaskError, suggest_nearest
+from offbeat.types import Json
 
 Row = Mapping[str, object]
+Messages = tuple[Mapping[str, str], ...]
+"""A chat: `({"role": "user", "content": "1+1="},)`."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One problem.
+
+    >>> example = Example("add-7", "17+25=", {"answer": "42"})
+    >>> example.record
+    {'prompt': '17+25=', 'answer': '42'}
+    """
+
+    id: str
+    prompt: str | Messages
+    """Plain text, or chat messages for the tokenizer's template."""
+    columns: Mapping[str, Json] = field(default_factory=dict)
+    """What a reward function needs: the reference answer, tests, a difficulty. JSON, without a key 'prompt'."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str):
+            object.__setattr__(self, "prompt", tuple(dict(message) for message in self.prompt))
+        if "prompt" in self.columns:
+            raise TaskError(f"example {self.id!r}: 'prompt' is reserved for the prompt itself; rename that column")
+
+    @property
+    def record(self) -> dict[str, Json]:
+        """The columns plus the prompt: what reward functions receive and the experience log stores."""
+        prompt: Json = self.prompt if isinstance(self.prompt, str) else [dict(m) for m in self.prompt]
+        return {"prompt": prompt, **self.columns}
+
+
+class Deferred(Sequence[Example]):
+    """Examples that load on first use, so a task can score stored completions without its data.
+
+    >>> examples = Deferred(lambda: [Example("a", "1+1=")])
+    >>> len(examples), examples[0].id
+    (1, 'a')
+    """
+
+    def __init__(self, load_examples: Callable[[], Sequence[Example]]) -> None:
+        self._load = load_examples
+        self._examples: Sequence[Example] | None = None
+
+    def _loaded(self) -> Sequence[Example]:
+        if self._examples is None:
+            self._examples = self._load()
+        return self._examples
+
+    def __len__(self) -> int:
+        return len(self._loaded())
+
+    @overload
+    def __getitem__(self, at: int) -> Example: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Example]: ...
+    def __getitem__(self, at: int | slice) -> Example | Sequence[Example]:
+        return self._loaded()[at]
 
 
 class Tokenizer(Protocol):
-    """What is needed of a tokenizer; every one of transformers has it."""
+    """The two methods used here; every tokenizer of transformers has them."""
 
-    def encode(self, text: str) -> list[int]:
-        """Text as token ids."""
+    def encode(self, text: str) -> list[int]: ...
 
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
-    ) -> list[int]:
-        """A chat as token ids, up to where the assistant begins."""
+    ) -> list[int]: ...
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How long prompts may be, and what becomes of longer ones."""
+    """The longest prompt allowed, and whether a longer one is an error or is dropped."""
 
     tokenizer: Tokenizer
     max_tokens: int
@@ -39,7 +95,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Examples, and how many were left out for their length."""
+    """Examples, and how many were dropped because their prompts are too long."""
 
     examples: list[Example]
     dropped: int = 0
@@ -47,7 +103,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class ColumnMap:
-    """Which columns of the data mean what.
+    """Maps the columns of a dataset to the parts of an example.
 
     >>> columns = ColumnMap(prompt="question", keep={"answer": "solution"}, chat=True)
     >>> columns.example({"question": "1+1=", "solution": "2", "author": "me"}, "sums-0").record
@@ -55,23 +111,23 @@ class ColumnMap:
     """
 
     prompt: str = "prompt"
-    """Holds text, or chat messages."""
+    """The column with the prompt, which is text or chat messages."""
     keep: Mapping[str, str] | None = None
-    """Our name → theirs; None keeps every other column under its own name."""
+    """Name in the example → name in the data. None keeps every other column under its own name."""
     id: str | None = None
-    """Holds an id; None numbers the rows."""
+    """The column with the id. None numbers the rows."""
     chat: bool = False
-    """Whether text is one message of a chat by the user; a system message makes it one anyway."""
+    """Turn a text prompt into a user message. A system message implies this."""
     system: str | None = None
     """A system message to put before every prompt."""
 
     def example(self, row: Row, default_id: str) -> Example:
-        """One row as an example."""
+        """Convert one row; `DataError` if a column is missing or does not fit."""
         keep = {name: name for name in row if name not in (self.prompt, self.id)} if self.keep is None else self.keep
         wanted = [self.prompt, *keep.values(), *([self.id] if self.id else [])]
         for name in wanted:
             if name not in row:
-                raise DataError(f"{default_id}: there is no column {name!r}; {nearest(name, row)}")
+                raise DataError(f"{default_id}: there is no column {name!r}; {suggest_nearest(name, row)}")
         id_ = str(row[self.id]) if self.id else default_id
         return Example(id_, self._prompt(row[self.prompt], id_), {n: _json(row[c], id_, c) for n, c in keep.items()})
 
@@ -112,7 +168,7 @@ def load(
     subset: str | None = None,
     limit: Limit | None = None,
 ) -> Loaded:
-    """Examples from a file, a directory of `datasets.save_to_disk`, or a dataset's name on the hub.
+    """Load examples from a file, a directory written by `datasets.save_to_disk`, or a dataset on the hub.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -122,32 +178,27 @@ def load(
     [Example(id='sums-0', prompt='1+1=', columns={'answer': '2'})]
 
     Args:
-        source: What ends in .jsonl, .json or .parquet is a file; an existing directory is a saved dataset.
-        columns: Which columns mean what.
-        split: Of a dataset that has splits.
-        subset: A dataset's configuration on the hub.
-        limit: How long prompts may be.
+        source: A path that ends in .jsonl, .json or .parquet is a file; an existing directory is a saved dataset;
+            anything else is a name on the hub.
+        columns: Which column holds what.
+        split: The split to read, if the dataset has splits.
+        subset: The dataset's configuration on the hub.
+        limit: The longest prompt allowed.
     """
     mapping = columns or ColumnMap()
     name = Path(source).stem
     found = rows(source, split=split, subset=subset)
     examples = [mapping.example(row, f"{name}-{number}") for number, row in enumerate(found)]
     if not examples:
-        raise DataError(f"{source} holds no rows")
-    _unique(examples, str(source))
+        raise DataError(f"{source} holds no rows; check the path and the split")
+    repeated = [id_ for id_, count in Counter(example.id for example in examples).items() if count > 1]
+    if repeated:
+        raise DataError(f"{source}: two examples have the id {repeated[0]!r}; choose another id column, or none")
     return Loaded(examples) if limit is None else fit(examples, limit)
 
 
-def _unique(examples: Sequence[Example], source: str) -> None:
-    seen: set[str] = set()
-    for example in examples:
-        if example.id in seen:
-            raise DataError(f"{source}: two examples have the id {example.id!r}; choose another id column, or none")
-        seen.add(example.id)
-
-
 def rows(source: str | Path, *, split: str = "train", subset: str | None = None) -> Iterator[Row]:
-    """The rows of a file or dataset as they are, for a task that makes its own examples of them; see `load`."""
+    """Read the rows of a file or dataset without converting them; the arguments are those of `load`."""
     path = Path(source)
     if path.suffix in (".jsonl", ".json", ".parquet") and not path.is_file():
         raise DataError(f"{source} does not exist; check the path")
@@ -188,32 +239,21 @@ def _dataset(source: str | Path, split: str, subset: str | None) -> Iterator[Row
         found = datasets.load_from_disk(str(source))
         if isinstance(found, Mapping):
             if split not in found:
-                raise DataError(f"{source} has no split {split!r}; {nearest(split, found)}")
+                raise DataError(f"{source} has no split {split!r}; {suggest_nearest(split, found)}")
             found = found[split]
     return cast("Iterator[Row]", iter(found))
 
 
 def tokens(prompt: str | Messages, tokenizer: Tokenizer) -> list[int]:
-    """A prompt as token ids: text as it is, a chat through the tokenizer's own template."""
+    """Convert a prompt to token ids: text unchanged, a chat through the tokenizer's template."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     chat = [dict(message) for message in prompt]
     return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
 
 
-def prompt_at(task: Task, tokenizer: Tokenizer, seed: int) -> Callable[[int], Prompt]:
-    """A task's prompts as tokens, by their place in the endless order of a run's seed."""
-    order = task.order(seed)
-
-    def at(place: int) -> Prompt:
-        example = task.examples[order.index(place)]
-        return task.prompt(example, tokens(example.prompt, tokenizer))
-
-    return at
-
-
 def fit(examples: Sequence[Example], limit: Limit) -> Loaded:
-    """The examples whose prompts are within the limit; the others refused or dropped, and counted."""
+    """Return the examples whose prompts are within the limit; drop the others, or raise `PromptTooLong`."""
     lengths = [len(tokens(example.prompt, limit.tokenizer)) for example in examples]
     fitting = [example for example, length in zip(examples, lengths, strict=True) if length <= limit.max_tokens]
     dropped = len(examples) - len(fitting)
@@ -226,31 +266,3 @@ def fit(examples: Sequence[Example], limit: Limit) -> Loaded:
     if not fitting:
         raise PromptTooLong(f"all {dropped} prompts have more than {limit.max_tokens} tokens; raise the limit")
     return Loaded(fitting, dropped)
-
-
-class Deferred(Sequence[Example]):
-    """Examples that are loaded when first touched, so that a task can score stored completions without its data.
-
-    >>> examples = Deferred(lambda: [Example("a", "1+1=")])
-    >>> len(examples), examples[0].id
-    (1, 'a')
-    """
-
-    def __init__(self, load_them: Callable[[], Sequence[Example]]) -> None:
-        self._load = load_them
-        self._examples: Sequence[Example] | None = None
-
-    def _loaded(self) -> Sequence[Example]:
-        if self._examples is None:
-            self._examples = self._load()
-        return self._examples
-
-    def __len__(self) -> int:
-        return len(self._loaded())
-
-    @overload
-    def __getitem__(self, at: int) -> Example: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Example]: ...
-    def __getitem__(self, at: int | slice) -> Example | Sequence[Example]:
-        return self._loaded()[at]

@@ -1,12 +1,12 @@
-"""`gsm8k`: grade-school word problems whose answer is one number. Scored by `verify.numeric`."""
+"""`gsm8k`: grade-school word problems with one number as the answer, compared by `verify.numeric`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from offbeat.errors import TaskError
-from offbeat.tasks.data import Deferred, Row, rows
+from offbeat.tasks.data import Deferred, Example, Row, rows
 from offbeat.tasks.rewards import Reward
-from offbeat.tasks.task import Example, Task
+from offbeat.tasks.task import Task
 from offbeat.types import Json
 from offbeat.verify import final_number, numeric
 
@@ -14,7 +14,7 @@ INSTRUCTION: Final = "Reason step by step, and end with the answer on a line of 
 
 
 def correct(text: str, columns: Mapping[str, Json]) -> float:
-    r"""1 where the final answer is the reference number, in any spelling of docs/tasks.md.
+    r"""Return 1 if the final answer is the reference number, in any spelling of docs/reference/tasks.md, else 0.
 
     >>> correct(r"9 eggs make \boxed{\$18.00}", {"answer": "18"}), correct("16, 17 or 18", {"answer": "18"})
     (1.0, 0.0)
@@ -23,19 +23,19 @@ def correct(text: str, columns: Mapping[str, Json]) -> float:
 
 
 def reference_answer(solution: str) -> str:
-    """The number after '####' in a reference solution.
+    """Return the number after '####' in a reference solution.
 
     >>> reference_answer("She makes 9 * 2 = $<<9*2=18>>18.\\n#### 18")
     '18'
     """
     _, mark, answer = solution.rpartition("####")
     if not mark:
-        raise TaskError(f"a GSM8K solution ends in '#### <number>', and this one does not: {solution[-80:]!r}")
+        raise TaskError(f"a GSM8K solution ends in '#### <number>', but this one ends in {solution[-80:]!r}")
     return answer.strip()
 
 
 def examples(found: Iterable[Row], instruction: str = INSTRUCTION) -> Iterator[Example]:
-    """Rows of GSM8K's own form, {question, answer}, as examples.
+    """Convert GSM8K rows, {question, answer}, to examples.
 
     >>> [example] = examples([{"question": "How much is 9 * 2?", "answer": "9 * 2 = 18\\n#### 18"}])
     >>> example.id, example.columns["answer"]
@@ -50,16 +50,12 @@ def examples(found: Iterable[Row], instruction: str = INSTRUCTION) -> Iterator[E
 def gsm8k(
     *, source: str = "openai/gsm8k", split: str = "train", subset: str = "main", instruction: str = INSTRUCTION
 ) -> Task:
-    """The problems of one split.
+    """Make the task from one split of GSM8K.
 
     >>> gsm8k(source="gsm8k/test.jsonl").name
     'gsm8k'
 
-    Args:
-        source: A .jsonl or .parquet file, a saved dataset, or a name on the hub.
-        split: Of a dataset that has splits.
-        subset: Its configuration on the hub.
-        instruction: What follows the question.
+    `source`, `split` and `subset` are those of `data.load`; `instruction` follows each question.
     """
     found = Deferred(lambda: list(examples(rows(source, split=split, subset=subset), instruction)))
     return Task("gsm8k", found, (Reward(correct),), answer=final_number)

@@ -1,23 +1,23 @@
-r"""`math`: problems whose answer is a formula, in any dataset with LaTeX answers. Scored by math-verify."""
+"""`math`: problems with a formula as the answer, from any dataset with LaTeX answers, compared by math-verify."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, cast
 
 from offbeat.errors import TaskError
-from offbeat.tasks.data import Deferred, Row, rows
+from offbeat.tasks.data import Deferred, Example, Row, rows
 from offbeat.tasks.rewards import Reward
-from offbeat.tasks.task import Example, Task
+from offbeat.tasks.task import Task
 from offbeat.types import Json
 from offbeat.verify.extract import boxed
 from offbeat.verify.latex import equivalent, final_formula
 
 INSTRUCTION: Final = r"Reason step by step, and put your final answer within \boxed{}."
 DEADLINE: Final = 2.0
-"""Seconds for one completion; an honest one takes some hundredths of a second."""
+"""Seconds for one completion; an ordinary answer takes a few hundredths of a second."""
 
 
 def correct(text: str, columns: Mapping[str, Json]) -> float:
-    r"""1 where the final answer equals the reference as a formula.
+    r"""Return 1 if the final answer equals the reference as a formula, else 0.
 
     >>> correct(r"Hence \boxed{(x-1)(x+1)}.", {"answer": "x^2 - 1"}), correct(r"\boxed{x-1}", {"answer": "x^2 - 1"})
     (1.0, 0.0)
@@ -26,7 +26,7 @@ def correct(text: str, columns: Mapping[str, Json]) -> float:
 
 
 def reference_answer(row: Row) -> str:
-    r"""The column 'answer', or else what the column 'solution' boxes last.
+    r"""Return the column 'answer', or else the last \boxed{…} of the column 'solution'.
 
     >>> reference_answer({"problem": "1+1?", "solution": r"It is \boxed{2}."})
     '2'
@@ -40,7 +40,7 @@ def reference_answer(row: Row) -> str:
 
 
 def examples(found: Iterable[Row], instruction: str = INSTRUCTION, slice_by: str | None = None) -> Iterator[Example]:
-    r"""Rows {problem or question, answer or solution} as examples.
+    r"""Convert rows {problem or question, answer or solution} to examples.
 
     >>> [example] = examples([{"problem": "Solve $2x = 1$.", "answer": r"\frac12", "level": 1}], slice_by="level")
     >>> example.columns
@@ -62,17 +62,13 @@ def latex_math(
     slice_by: str | None = None,
     instruction: str = INSTRUCTION,
 ) -> Task:
-    """The problems of one split of a dataset.
+    """Make the task from one split of a dataset.
 
     >>> latex_math(source="math.jsonl", slice_by="level").deadline
     2.0
 
-    Args:
-        source: A .jsonl or .parquet file, a saved dataset, or a name on the hub.
-        split: Of a dataset that has splits.
-        subset: Its configuration on the hub.
-        slice_by: The column evaluation makes its table by, for instance 'level'.
-        instruction: What follows the problem.
+    `source`, `split` and `subset` are those of `data.load`; `instruction` follows each problem. `slice_by` is the
+    column that the evaluation table is split by, for instance 'level'.
     """
     found = Deferred(lambda: list(examples(rows(source, split=split, subset=subset), instruction, slice_by)))
     return Task("math", found, (Reward(correct),), deadline=DEADLINE, answer=final_formula, slice_by=slice_by)

@@ -1,8 +1,8 @@
-"""`python_code`: write a program that passes tests. The program is model-written and runs in a sandbox only.
+"""`python_code`: write a program that passes tests. The program runs in a sandbox only.
 
-1 where every test passes, else 0. A program that is wrong, crashes, runs over its time or memory, or floods its output
-has failed: that is the model's doing, and scores 0. A sandbox that fails raises `SandboxError`, and the completion has
-no score. How tests are written and answers compared: `code_tests.py`; why answers cannot be faked: `sandbox.py`.
+The reward is 1 if every test passes, else 0. A program that is wrong, crashes, exceeds its time or memory, or floods
+its output has failed and scores 0. If the sandbox itself fails, it raises `SandboxError` and the completion gets no
+score. `code_tests.py` says how tests are written and answers compared, `sandbox/` why answers cannot be faked.
 """
 
 import re
@@ -15,30 +15,30 @@ from typing import Final
 from offbeat.errors import SandboxMissing, TaskError
 from offbeat.sandbox import ProgramOutcome, Sandbox, SandboxLimits, open_sandbox
 from offbeat.tasks.code_tests import BadTest, Call, Script, parse, same, same_output
-from offbeat.tasks.data import ColumnMap, Deferred, load
+from offbeat.tasks.data import ColumnMap, Deferred, Example, Messages, load
 from offbeat.tasks.rewards import Reward
-from offbeat.tasks.task import Example, Messages, Task
+from offbeat.tasks.task import Task
 from offbeat.types import Json
 
 INSTRUCTION: Final = "Answer with one Python program in a ```python block, complete with its imports."
 _BLOCK: Final = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _LANGUAGES: Final = {"python", "python3", "py"}
 _LONGEST: Final = 200_000
-"""Characters of a completion that are looked at, from its end."""
+"""Only so many characters at the end of a completion are searched for a program."""
 _START_ALLOWANCE: Final = 60.0
-"""Seconds that starting sandboxes may take on a crowded machine before the completion is given up as Unscorable."""
+"""Seconds for starting sandboxes on a crowded machine; after that the completion is `Unscorable`."""
 
 
 @dataclass(frozen=True)
 class TestVerdict:
-    """Whether a program passes, and where it failed."""
+    """Whether a program passes all tests, and which test failed first."""
 
     passed: bool
     why: str = ""
 
 
 def program_in(text: str) -> str | None:
-    """The last ```python block of a completion; None where there is none.
+    """Return the last ```python block of a completion, or None if there is none.
 
     >>> program_in("First\\n```python\\nx = 1\\n```\\nno:\\n```python\\nx = 2\\n```\\nDone.")
     'x = 2\\n'
@@ -50,27 +50,27 @@ def program_in(text: str) -> str | None:
 
 
 def judge(program: str, tests: Sequence[Call | Script], sandbox: Sandbox, limits: SandboxLimits) -> TestVerdict:
-    """Run a program against tests, up to the first that fails. They share the time limit."""
-    done, left = 0, limits.seconds
+    """Run a program against tests until one fails. All tests share the time limit."""
+    done, seconds_left = 0, limits.seconds
     for batch in _batches(tests):
-        outcome = _attempt(program, batch, sandbox, replace(limits, seconds=max(left, 0.0)))
-        passed = _passed(batch, outcome)
+        outcome = _run_batch(program, batch, sandbox, replace(limits, seconds=max(seconds_left, 0.0)))
+        passed = _count_passed(batch, outcome)
         if passed < len(batch):
             wrong = passed < len(outcome.answers) or outcome.ending == "finished"
             why = "a wrong answer" if wrong else f"{outcome.ending}: {outcome.detail}"
             return TestVerdict(False, f"test {done + passed + 1} of {len(tests)}: {why}")
         done += len(batch)
-        left -= outcome.seconds
+        seconds_left -= outcome.seconds
     return TestVerdict(True)
 
 
 def _batches(tests: Sequence[Call | Script]) -> Iterator[list[Call | Script]]:
-    """Calls of one function in a row share a sandbox; every script has its own."""
+    """Group the tests by sandbox: consecutive calls of one function share one, and every script has its own."""
     for _, batch in groupby(enumerate(tests), key=lambda at: at[1].function if isinstance(at[1], Call) else at[0]):
         yield [test for _, test in batch]
 
 
-def _attempt(program: str, batch: Sequence[Call | Script], sandbox: Sandbox, limits: SandboxLimits) -> ProgramOutcome:
+def _run_batch(program: str, batch: Sequence[Call | Script], sandbox: Sandbox, limits: SandboxLimits) -> ProgramOutcome:
     first = batch[0]
     if isinstance(first, Script):
         return sandbox.run(program, first.stdin.encode(), limits)
@@ -78,8 +78,8 @@ def _attempt(program: str, batch: Sequence[Call | Script], sandbox: Sandbox, lim
     return sandbox.call(program, first.function, calls, limits)
 
 
-def _passed(batch: Sequence[Call | Script], outcome: ProgramOutcome) -> int:
-    """How many tests pass before the first that does not. Expected results meet answers here, and only here."""
+def _count_passed(batch: Sequence[Call | Script], outcome: ProgramOutcome) -> int:
+    """Count the tests that pass before the first failure. Only here do expected results meet answers."""
     if isinstance(batch[0], Script):
         return int(outcome.ending == "finished" and same_output(batch[0].stdout, outcome.stdout))
     pairs = zip((test for test in batch if isinstance(test, Call)), outcome.answers, strict=False)
@@ -94,7 +94,7 @@ def passes(
     memory_mb: int = SandboxLimits.memory_mb,
     sandbox: str = "bubblewrap",
 ) -> float:
-    """1 where the program in a completion passes all tests of the column 'tests'. For options see `python_code`."""
+    """Return 1 if the program in a completion passes all tests in the column 'tests', else 0."""
     tests = parse(columns["tests"])
     program = program_in(text)
     if program is None:
@@ -102,8 +102,8 @@ def passes(
     return float(judge(program, tests, open_sandbox(sandbox), SandboxLimits(seconds, memory_mb)).passed)
 
 
-def examples(given: Iterable[Example], instruction: str = INSTRUCTION) -> list[Example]:
-    """Problems with the instruction added, their tests checked: a test that cannot be used is found now.
+def examples(problems: Iterable[Example], instruction: str = INSTRUCTION) -> list[Example]:
+    """Add the instruction to each problem and validate its tests, so that a broken test is found on loading.
 
     >>> [problem] = examples([Example("double", "Write double(x).", {"tests": ["assert double(2) == 4"]})])
     >>> print(problem.prompt[-1]["content"])
@@ -111,17 +111,17 @@ def examples(given: Iterable[Example], instruction: str = INSTRUCTION) -> list[E
     <BLANKLINE>
     Answer with one Python program in a ```python block, complete with its imports.
     """
-    found = []
-    for example in given:
+    instructed = []
+    for example in problems:
         try:
             parse(example.columns["tests"])
         except BadTest as error:
             raise TaskError(f"{example.id}: {error}") from error
-        found.append(replace(example, prompt=_instructed(example.prompt, instruction)))
-    return found
+        instructed.append(replace(example, prompt=_add_instruction(example.prompt, instruction)))
+    return instructed
 
 
-def _instructed(prompt: str | Messages, instruction: str) -> Messages:
+def _add_instruction(prompt: str | Messages, instruction: str) -> Messages:
     *before, last = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return (*before, {**last, "content": f"{last['content']}\n\n{instruction}"})
 
@@ -137,16 +137,15 @@ def python_code(
     memory_mb: int = SandboxLimits.memory_mb,
     sandbox: str = "bubblewrap",
 ) -> Task:
-    """Programming problems with tests. Refuses to start where there is no sandbox.
+    """Make the task; `TaskError` if no sandbox works on this machine.
+
+    `source`, `split` and `subset` are those of `data.load`.
 
     Args:
-        source: A .jsonl or .parquet file, a saved dataset, or a dataset's name on the hub.
         prompt: The column with the problem.
         tests: The column with its tests; see `code_tests.py`.
-        split: Of a dataset that has splits.
-        subset: A dataset's configuration on the hub.
-        seconds: Wall clock for a program, all its tests together.
-        memory_mb: Memory for a program, all its processes together.
+        seconds: Wall time of a program for all its tests together.
+        memory_mb: Memory of a program for all its processes together.
         sandbox: 'bubblewrap', 'bubblewrap-without-cgroups', or 'module:factory' for a hosted one.
     """
     try:

@@ -1,4 +1,4 @@
-"""Reward functions, and how they become one score: weighted, named, in range, or not a score at all.
+"""Reward functions, and how their weighted sum becomes a `Score`, or an `Unscorable` with a reason.
 
 A function written for TRL works unchanged: `from_trl(function)`.
 """
@@ -12,18 +12,15 @@ from typing import Final, Literal
 from offbeat.types import Json, Score, Unscorable
 
 Columns = Mapping[str, Json]
-Scorer = Callable[[str, Columns], float | Score | None]
-"""A completion's text and the example's columns in; a reward, or None where this reward does not apply. May raise."""
-
 Reason = Literal["timeout", "crash", "sandbox", "invalid"]
 
 DETAIL_LIMIT: Final = 500
-"""Characters of an error message that are kept."""
+"""Characters of an error message to keep."""
 
 
 @dataclass(frozen=True)
 class Reward:
-    """One reward function with its weight. The function must be importable: it runs in another process.
+    """One reward function with its weight. It runs in another process, so that process must be able to import it.
 
     >>> def short(text, columns):
     ...     return 1.0 if len(text) < 20 else 0.0
@@ -32,32 +29,31 @@ class Reward:
     """
 
     function: Callable[..., object]
+    """Takes the completion's text and the example's columns. Returns a number, a `Score`, or None if it does not apply;
+    raises if it cannot grade."""
     name: str = ""
-    """In the breakdown; the function's own name unless given."""
+    """Its name in the breakdown; by default the name of the function."""
     weight: float = 1.0
     trl: bool = False
-    """Whether it is called as TRL calls reward functions; see `from_trl`."""
+    """True if it takes the arguments of a TRL reward function; see `from_trl`."""
 
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", getattr(_innermost(self.function), "__name__", ""))
         if not self.name:
-            raise ValueError(
-                f"{self.function!r} has no name of its own; give the reward one: Reward(f, name='correct')"
-            )
+            raise ValueError(f"{self.function!r} has no name; give the reward one: Reward(f, name='correct')")
         if not math.isfinite(self.weight):
-            raise ValueError(f"reward {self.name!r} has weight {self.weight}; a weight is a finite number")
+            raise ValueError(f"reward {self.name!r} has weight {self.weight}; a weight must be finite")
 
     def __call__(self, text: str, columns: Columns) -> object:
-        """What the function says about one completion."""
         return _call_trl(self.function, self.name, text, columns) if self.trl else self.function(text, columns)
 
 
 def from_trl(function: Callable[..., object], *, weight: float = 1.0, name: str = "") -> Reward:
-    """A reward function with TRL's signature, unchanged: `(completions, **columns) -> list[float]`.
+    """Use a reward function with TRL's signature, `(completions, **columns) -> list[float]`, without changing it.
 
-    It is called with lists of one entry. Where the prompt is a chat, completions are `[{"role": "assistant", ...}]`,
-    as in TRL; `prompts` and every column are passed, and None means "does not apply". `async def` works.
+    The function receives lists of one entry: `prompts`, `completions` and every column. If the prompt is a chat, a
+    completion is `[{"role": "assistant", ...}]`, as in TRL. None means "does not apply". `async def` works.
 
     >>> def has_digit(completions, **kwargs):
     ...     return [float(any(c.isdigit() for c in text)) for text in completions]
@@ -67,14 +63,14 @@ def from_trl(function: Callable[..., object], *, weight: float = 1.0, name: str 
     state = inspect.signature(function).parameters.get("trainer_state")
     if state is not None and state.default is inspect.Parameter.empty:
         raise ValueError(
-            f"{_innermost(function)!r} needs TRL's trainer_state, which does not exist where rewards are computed "
-            "apart from training; give it a default, or compute the reward without it"
+            f"{_innermost(function)!r} requires TRL's trainer_state, which offbeat does not have: rewards are computed "
+            "outside the trainer. Give the parameter a default value"
         )
     return Reward(function, name, weight, trl=True)
 
 
 def _innermost(function: Callable[..., object]) -> object:
-    """The function within partials."""
+    """Return the function inside nested partials."""
     inner: object = function
     while (wrapped := getattr(inner, "func", None)) is not None:
         inner = wrapped
@@ -92,16 +88,16 @@ def _call_trl(function: Callable[..., object], name: str, text: str, columns: Co
 
         rewards = asyncio.run(rewards)
     if not isinstance(rewards, Sequence) or len(rewards) != 1:
-        raise TypeError(f"{name} returned {rewards!r:.200} for one completion; TRL's signature returns a list of one")
+        raise TypeError(f"{name} returned {rewards!r:.200} for one completion; it must return a list of one reward")
     return rewards[0]
 
 
 def grade(
     rewards: Sequence[Reward], reward_range: tuple[float, float], text: str, columns: Columns
 ) -> Score | Unscorable:
-    """One completion through all reward functions: the weighted sum, and the parts that sum to it.
+    """Score one completion with all reward functions: their weighted sum, and the parts that sum to it.
 
-    A function that raises leaves the completion without a score, never with 0:
+    If a function raises, the completion gets no score, and never 0:
 
     >>> def correct(text, columns):
     ...     return float(int(text) == columns["answer"])
@@ -113,18 +109,18 @@ def grade(
     parts: dict[str, float] = {}
     for reward in rewards:
         try:
-            said = reward(text, columns)
+            returned = reward(text, columns)
         except MemoryError:
-            raise  # the process is no longer to be trusted with the next completion
-        # The boundary to other people's reward functions: whatever they raise is the reason there is no score.
+            raise  # this process cannot be trusted with the next completion
+        # The boundary to user code: whatever a reward function raises is the reason why there is no score.
         except Exception as error:
             return Unscorable(_reason(error), f"{reward.name}: {type(error).__name__}: {error}"[:DETAIL_LIMIT])
-        if said is None:
+        if returned is None:
             continue
         try:
-            parts |= _parts(reward, said)
+            parts |= _parts(reward, returned)
         except (TypeError, ValueError) as error:
-            return Unscorable("invalid", f"{reward.name} returned {said!r:.200}: {error}"[:DETAIL_LIMIT])
+            return Unscorable("invalid", f"{reward.name} returned {returned!r:.200}: {error}"[:DETAIL_LIMIT])
     return _sum(parts, rewards, reward_range)
 
 
@@ -142,29 +138,29 @@ def _sum(
     return Score(min(max(total, low), high), dict(parts))
 
 
-def _parts(reward: Reward, said: object) -> dict[str, float]:
-    """What one function contributes, by name."""
-    if not isinstance(said, Score):
-        return {reward.name: _finite(said) * reward.weight}
-    if not said.breakdown:
-        return {reward.name: _finite(said.reward) * reward.weight}
-    given = {part: _finite(value) for part, value in said.breakdown.items()}
-    if not math.isclose(math.fsum(given.values()), _finite(said.reward), rel_tol=1e-9, abs_tol=1e-9):
-        raise ValueError(f"its parts sum to {math.fsum(given.values())!r}, not to its reward")
-    return {f"{reward.name}.{part}": value * reward.weight for part, value in given.items()}
+def _parts(reward: Reward, returned: object) -> dict[str, float]:
+    """Return the weighted contributions of one function, by name."""
+    if not isinstance(returned, Score):
+        return {reward.name: _finite(returned) * reward.weight}
+    if not returned.breakdown:
+        return {reward.name: _finite(returned.reward) * reward.weight}
+    parts = {part: _finite(value) for part, value in returned.breakdown.items()}
+    if not math.isclose(math.fsum(parts.values()), _finite(returned.reward), rel_tol=1e-9, abs_tol=1e-9):
+        raise ValueError(f"its parts sum to {math.fsum(parts.values())!r}, not to its reward")
+    return {f"{reward.name}.{part}": value * reward.weight for part, value in parts.items()}
 
 
 def _finite(value: object) -> float:
     if isinstance(value, (str, bytes)):
-        raise TypeError("a reward is a number")
-    number = float(value)  # type: ignore[arg-type]  # NumPy's and torch's scalars are numbers too
+        raise TypeError("a reward must be a number")
+    number = float(value)  # type: ignore[arg-type]  # NumPy and torch scalars are fine too
     if not math.isfinite(number):
-        raise ValueError("a reward is a finite number")
+        raise ValueError("a reward must be a finite number")
     return number
 
 
 def _reason(error: Exception) -> Reason:
     if isinstance(error, TimeoutError):
         return "timeout"
-    # By name: the sandbox is one task's own business, and a scorer may bring another.
+    # By name: a reward function may bring its own sandbox, and this module imports none.
     return "sandbox" if any(kind.__name__ == "SandboxError" for kind in type(error).__mro__) else "crash"

@@ -1,32 +1,49 @@
-"""The contract: a task is a sequence of examples and one or more reward functions.
+"""A task: examples in a shuffled order, reward functions, and how you get one, by name or from your own file.
 
-A user's task is one file (`custom.py`): a dataset and a function. A scorer is a plain function
+A reward function is a plain function
 
     def correct(text: str, columns: Mapping[str, Json]) -> float: ...
 
-that sees a completion's text and the example's columns, runs in a process that can be killed (`scoring.py`), and raises
-where it cannot grade: 0 is for wrong answers only.
+It receives the text of a completion and the columns of the example, and runs in a process that can be killed
+(`scoring/`). It raises if it cannot grade: a reward of 0 means a wrong answer.
 """
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, cast
 
 from numpy.typing import ArrayLike
 
-from offbeat.errors import TaskError
+from offbeat.errors import TaskError, suggest_nearest
+from offbeat.imports import load_file, resolve
 from offbeat.seeds import derive
-from offbeat.tasks.rewards import Reward
+from offbeat.tasks.data import ColumnMap, Deferred, Example, Tokenizer, tokens
+from offbeat.tasks.rewards import Reward, from_trl
 from offbeat.tasks.turns import Environment
 from offbeat.types import Json, Prompt
 
+FACTORIES: Final[Mapping[str, str]] = {
+    "arithmetic": "offbeat.tasks.arithmetic:arithmetic",
+    "gsm8k": "offbeat.tasks.gsm8k:gsm8k",
+    "reasoning_gym": "offbeat.tasks.reasoning_gym:reasoning_gym",
+    "math": "offbeat.tasks.latex_math:latex_math",
+    "python_code": "offbeat.tasks.python_code:python_code",
+    "custom": "offbeat.tasks.task:custom",
+}
+"""Task name → module:function, imported on first use. A factory takes JSON keyword options and returns a `Task`."""
+
 _ROUNDS: Final = 6
+_SETTINGS: Final = ("reward_range", "deadline", "answer", "slice_by", "environment")
+_TRL_PARAMETERS: Final = {"completions", "prompts", "completion_ids"}
 
 
 @dataclass(frozen=True)
 class Order:
-    """Positions 0, 1, 2, … without end; each run of `size` positions visits every index once.
+    """An endless order of example indices; every `size` consecutive positions visit each index once.
 
     >>> order = Order(size=5, seed=7)
     >>> [order.index(position) for position in range(10)]
@@ -37,30 +54,26 @@ class Order:
 
     size: int
     seed: int
-    name: str = "prompts"
-    """The stream of the seed tree it draws from."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(
-                f"an order of {self.size} examples: there is nothing to visit; check the data and its filters"
-            )
+            raise ValueError(f"there are {self.size} examples, so nothing to visit; check the data and its filters")
 
     def epoch(self, position: int) -> int:
-        """How often everything had been visited before this position."""
+        """Return how many full passes come before this position."""
         return position // self.size
 
     def index(self, position: int) -> int:
-        """Which example stands at a position: a pure function of (seed, epoch, position)."""
+        """Return the example at a position: a pure function of seed, epoch and position."""
         if position < 0:
             raise ValueError(f"position {position}: positions start at 0")
         epoch, place = divmod(position, self.size)
-        key = derive(self.seed, self.name, epoch).to_bytes(8, "big")
+        key = derive(self.seed, "prompts", epoch).to_bytes(8, "big")
         return _permuted(place, self.size, key)
 
 
 def _permuted(place: int, size: int, key: bytes) -> int:
-    """A keyed permutation of range(size): a Feistel network, walked until it lands inside the range."""
+    """Apply a keyed permutation of range(size): a Feistel network, repeated until the result is in the range."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
@@ -73,43 +86,9 @@ def _permuted(place: int, size: int, key: bytes) -> int:
             return place
 
 
-Messages = tuple[Mapping[str, str], ...]
-"""A chat: `({"role": "user", "content": "1+1="},)`."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """One problem.
-
-    >>> example = Example("add-7", "17+25=", {"answer": "42"})
-    >>> example.record
-    {'prompt': '17+25=', 'answer': '42'}
-    """
-
-    id: str
-    prompt: str | Messages
-    """Plain text, or chat messages for the tokenizer's template."""
-    columns: Mapping[str, Json] = field(default_factory=dict)
-    """What the scorer needs to know: the reference answer, tests, a difficulty. JSON, and without 'prompt'."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.prompt, str):
-            object.__setattr__(self, "prompt", tuple(dict(message) for message in self.prompt))
-        if "prompt" in self.columns:
-            raise TaskError(
-                f"example {self.id!r}: the column 'prompt' is the prompt itself; call that column otherwise"
-            )
-
-    @property
-    def record(self) -> dict[str, Json]:
-        """What reward functions see as columns and the experience log keeps: the columns, and the prompt."""
-        prompt: Json = self.prompt if isinstance(self.prompt, str) else [dict(m) for m in self.prompt]
-        return {"prompt": prompt, **self.columns}
-
-
 @dataclass(frozen=True)
 class Task:
-    """Examples in a deterministic shuffled order, and what scores their completions.
+    """Examples in a deterministic shuffled order, and the reward functions for their completions.
 
     >>> from offbeat.tasks.arithmetic import correct
     >>> sums = [Example("one", "1+1=", {"answer": 2}), Example("two", "2+3=", {"answer": 5})]
@@ -122,36 +101,37 @@ class Task:
 
     name: str
     examples: Sequence[Example]
-    """Anything with a length and an index; `data.Deferred` loads when first touched."""
+    """Any sequence; `data.Deferred` loads on first use."""
     rewards: tuple[Reward, ...]
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """A weighted sum outside it is `Unscorable("invalid")`."""
+    """A weighted sum outside this range is `Unscorable("invalid")`."""
     deadline: float = 5.0
-    """Seconds of wall time that scoring one completion may take."""
+    """Wall time in seconds for scoring one completion."""
     answer: Callable[[str], str | None] | None = None
-    """The final answer in a completion, for maj@k. Quick, and safe on any text: it runs in the calling process."""
+    """Extracts the final answer of a completion, for maj@k. It runs in the calling process, so it must be fast and
+    safe on any text."""
     slice_by: str | None = None
-    """The column evaluation makes its table by, for instance a difficulty."""
+    """The column that the evaluation table is split by, for instance a difficulty."""
     environment: Callable[[Example], Environment] | None = None
-    """For several turns: what answers the policy between generations."""
+    """For several turns: makes the environment that replies to the policy."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rewards", tuple(self.rewards))
         names = [reward.name for reward in self.rewards]
         if not names:
-            raise TaskError(f"task {self.name!r} has no reward function; give it at least one")
+            raise TaskError(f"task {self.name!r} has no reward function; add at least one")
         if len(set(names)) < len(names):
-            raise TaskError(f"task {self.name!r} has two rewards of one name: {names}; name them apart")
+            raise TaskError(f"task {self.name!r} has two rewards of one name: {names}; rename one with Reward(name=…)")
         low, high = self.reward_range
         if not low < high:
-            raise TaskError(f"task {self.name!r}: reward_range = ({low}, {high}) is empty; the lower end comes first")
+            raise TaskError(f"task {self.name!r}: reward_range = ({low}, {high}) is empty; put the lower end first")
 
     def order(self, seed: int) -> Order:
-        """The order of its examples under a run's seed."""
+        """Return the order of the examples under a run's seed."""
         return Order(len(self.examples), seed)
 
     def ordered(self, seed: int, start: int = 0) -> Iterator[Example]:
-        """Examples from position `start` on, without end. A run's state is the next position, one integer."""
+        """Yield examples without end from position `start`. To resume, a run stores only the next position."""
         order = self.order(seed)
         position = start
         while True:
@@ -159,5 +139,99 @@ class Task:
             position += 1
 
     def prompt(self, example: Example, token_ids: ArrayLike) -> Prompt:
-        """The carrier that travels with a group: the example, and its prompt as tokens."""
+        """Make the prompt that travels with a group: the example's record, and its prompt as tokens."""
         return Prompt(example.id, token_ids, self.name, example.record)  # type: ignore[arg-type]  # it freezes any array
+
+
+def prompt_at(task: Task, tokenizer: Tokenizer, seed: int) -> Callable[[int], Prompt]:
+    """Return a function from a position in the task's order to the prompt there, as tokens."""
+    order = task.order(seed)
+
+    def at(position: int) -> Prompt:
+        example = task.examples[order.index(position)]
+        return task.prompt(example, tokens(example.prompt, tokenizer))
+
+    return at
+
+
+def make(name: str, options: Mapping[str, Json] | None = None) -> Task:
+    """Make the task of that name.
+
+    >>> make("arithmetic", {"digits": 2}).name
+    'arithmetic'
+    >>> make("arithmetik")
+    Traceback (most recent call last):
+    ...
+    offbeat.errors.TaskError: 'arithmetik' is not a task; did you mean 'arithmetic'?
+    """
+    if name not in FACTORIES:
+        hint = " (for your own file, use task 'custom' with path=…)" if name.endswith(".py") else ""
+        raise TaskError(f"{name!r} is not a task; {suggest_nearest(name, FACTORIES)}{hint}")
+    factory = cast("Callable[..., Task]", resolve(FACTORIES[name]))
+    try:
+        return factory(**dict(options or {}))
+    except TypeError as error:
+        raise TaskError(f"task {name!r}: {error}") from error
+
+
+def custom(*, path: str) -> Task:
+    """Load a task from your own Python file.
+
+    The file defines `task`, a `Task`; or `examples` and `reward`, a list and a function:
+
+        examples = [{"prompt": "1+1=", "answer": "2"}]
+
+        def reward(text, columns):
+            return float(text.strip() == columns["answer"])
+
+    `examples` holds `Example`s or dictionaries with a 'prompt', or is a function that returns them. For several rewards
+    define a list `rewards` of functions or `Reward(function, weight=…)`. A function whose first parameter is
+    `completions`, `prompts` or `completion_ids` is called as TRL calls it. The names `reward_range`, `deadline`,
+    `answer`, `slice_by` and `environment` set the fields of `Task`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     file = Path(place, "shout.py")
+    ...     _ = file.write_text(
+    ...         "examples = [{'prompt': 'Say hello.'}]\\n"
+    ...         "def reward(completions, **columns):\\n    return [float(c.isupper()) for c in completions]\\n"
+    ...     )
+    ...     task = custom(path=str(file))
+    >>> task.name, task.examples[0].prompt, task.rewards[0].trl
+    ('shout', 'Say hello.', True)
+    """
+    module = load_file(Path(path))
+    if isinstance(task := getattr(module, "task", None), Task):
+        return task
+    defined = vars(module)
+    rewards = defined.get("rewards", [defined["reward"]] if "reward" in defined else [])
+    if "examples" not in defined or not rewards:
+        missing = "examples" if "examples" not in defined else "reward"
+        names = [name for name in defined if not name.startswith("_")]
+        raise TaskError(f"{path} defines no {missing!r} (nor a `task`); {suggest_nearest(missing, names)}")
+    settings: dict[str, Any] = {name: defined[name] for name in _SETTINGS if name in defined}
+    examples = Deferred(lambda: _custom_examples(module, path))
+    return Task(Path(path).stem, examples, tuple(_custom_reward(r) for r in rewards), **settings)
+
+
+def _custom_examples(module: ModuleType, path: str) -> Sequence[Example]:
+    entries = module.examples() if callable(module.examples) else module.examples
+    columns = ColumnMap()
+    examples = []
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, (Example, Mapping)):
+            raise TaskError(
+                f"{path}: example {number} is {entry!r:.80}; it must be an Example or a dictionary with 'prompt'"
+            )
+        id_ = f"{Path(path).stem}-{number}"
+        examples.append(entry if isinstance(entry, Example) else columns.example(entry, id_))
+    return examples
+
+
+def _custom_reward(reward: object) -> Reward:
+    if isinstance(reward, Reward):
+        return reward
+    if not callable(reward):
+        raise TaskError(f"{reward!r:.80} is not a reward: it must be a function or a Reward")
+    first = next(iter(inspect.signature(reward).parameters), "")
+    return from_trl(reward) if first in _TRL_PARAMETERS else Reward(reward)

@@ -1,47 +1,54 @@
-"""Several turns: tool calls between generations, and a loss mask on what the policy did not write.
+"""Several turns: an environment replies between generations, and its tokens are masked out of the loss.
 
-An environment sees the policy's text and answers it, or ends the episode:
+`Calculator` is the example of an environment with a tool:
 
     policy writes    17*25 is <calc>17*25</calc>
     environment      <result>425</result>
     policy writes    The answer is 425.
     environment      None: the episode is over
 
-All turns together are one completion. Tokens of the environment are in it with `loss_mask` False and log-prob 0, and
-count to the version of the turn before them, so that spans cover the completion.
+All turns together are one completion. The environment's tokens have `loss_mask` False, log-prob 0 and the version of
+the turn before them, so the version spans cover the whole completion.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import chain
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from offbeat.types import Completion, Finish, VersionSpan
 
+_CALL: Final = re.compile(r"<calc>([^<]*)</calc>\s*$")
+_TOKEN: Final = re.compile(r"\s*(?:(\d+(?:\.\d+)?)|([-+*/()]))")
+_LONGEST_EXPRESSION: Final = 200
+_LARGEST_RESULT: Final = 10**60
+
 
 class Environment(Protocol):
-    """What answers the policy. One object per episode; it may keep state."""
+    """Replies to the policy. Each episode has its own object, which may keep state."""
 
     def reply(self, text: str) -> str | None:
-        """The world's answer to what the policy just wrote; None ends the episode."""
+        """Return the reply to what the policy just wrote, or None to end the episode."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the policy wrote in one go."""
+    """What the policy wrote in one generation."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     version: int | Sequence[int]
-    """Of all its tokens, or of each: weights may change while a turn is written."""
+    """The version of all tokens, or one per token: the weights may change during a turn."""
     finish: Finish = Finish.STOP
 
 
 @dataclass
 class Episode:
-    """Turns and replies in the order they came.
+    """The turns and replies of one episode, in order.
 
     >>> episode = Episode()
     >>> episode.policy(Turn([5, 6], [-0.1, -0.2], version=3))
@@ -59,32 +66,31 @@ class Episode:
     finish: Finish = Finish.STOP
 
     def policy(self, turn: Turn) -> None:
-        """Add what the policy wrote."""
         versions = [turn.version] * len(turn.token_ids) if isinstance(turn.version, int) else turn.version
-        self._add(turn.token_ids, turn.logprobs, versions, written=True)
+        self._add(turn.token_ids, turn.logprobs, versions, from_policy=True)
         self.finish = turn.finish
 
     def environment(self, token_ids: Sequence[int]) -> None:
-        """Add what the environment said. The policy speaks first: the environment's first words are the prompt."""
+        """Add a reply of the environment. The policy writes first; what comes before it is the prompt."""
         if not self.versions:
-            raise ValueError("an environment replied before the policy wrote anything; put its words in the prompt")
-        self._add(token_ids, [0.0] * len(token_ids), self.versions[-1:] * len(token_ids), written=False)
+            raise ValueError("the environment replied before the policy wrote anything; put that text in the prompt")
+        self._add(token_ids, [0.0] * len(token_ids), self.versions[-1:] * len(token_ids), from_policy=False)
 
     def _add(
-        self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, written: bool
+        self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, from_policy: bool
     ) -> None:
         if not len(token_ids) == len(logprobs) == len(versions):
             raise ValueError(
-                f"{len(token_ids)} tokens came with {len(logprobs)} log-probs and {len(versions)} versions; "
-                "each token has one"
+                f"a turn of {len(token_ids)} tokens has {len(logprobs)} log-probs and {len(versions)} versions; "
+                "it needs one of each per token"
             )
         self.token_ids += token_ids
         self.logprobs += logprobs
-        self.loss_mask += [written] * len(token_ids)
+        self.loss_mask += [from_policy] * len(token_ids)
         self.versions += versions
 
     def completion(self, id_: str) -> Completion:
-        """The whole episode as one completion, yet to be scored."""
+        """Return the whole episode as one completion without a score."""
         return Completion(
             id=id_,
             token_ids=np.array(self.token_ids, np.int32),
@@ -96,11 +102,6 @@ class Episode:
 
 
 def _spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
-    """Runs of equal versions.
-
-    >>> _spans([3, 3, 4])
-    (VersionSpan(version=3, start=0, end=2), VersionSpan(version=4, start=2, end=3))
-    """
     starts = [i for i in range(len(versions)) if i == 0 or versions[i] != versions[i - 1]]
     ends = chain(starts[1:], [len(versions)])
     return tuple(VersionSpan(versions[start], start, end) for start, end in zip(starts, ends, strict=True))
@@ -115,15 +116,15 @@ def play(
     max_tokens: int,
     max_turns: int = 8,
 ) -> Episode:
-    """Let policy and environment speak in turn until one of them ends it, or a limit does.
+    """Alternate policy and environment until one of them ends the episode or a limit is reached.
 
     Args:
-        environment: What answers.
-        generate: Continues the completion so far, given as token ids: never re-tokenised text.
-        encode: Tokens of a reply.
-        decode: Text of what the policy wrote, shown to the environment.
-        max_tokens: Of the whole episode; a reply that does not fit ends it as truncated.
-        max_turns: Generations at most; a call for one more ends it as truncated.
+        environment: Replies to each turn.
+        generate: Continues the completion. It receives token ids, so no text is tokenized twice.
+        encode: Converts a reply to tokens.
+        decode: Converts a turn to the text that the environment sees.
+        max_tokens: For the whole episode; a reply that does not fit ends it as truncated.
+        max_turns: Generations; a reply after the last one ends the episode as truncated.
     """
     episode = Episode()
     for turns_left in reversed(range(max_turns)):
@@ -134,9 +135,92 @@ def play(
         reply = environment.reply(decode(turn.token_ids))
         if reply is None:
             return episode
-        said = encode(reply)
-        if not turns_left or len(episode.token_ids) + len(said) >= max_tokens:
-            break  # nothing the policy could still say would follow
-        episode.environment(said)
+        reply_ids = encode(reply)
+        if not turns_left or len(episode.token_ids) + len(reply_ids) >= max_tokens:
+            break  # the policy could not write anything after the reply
+        episode.environment(reply_ids)
     episode.finish = Finish.LENGTH
     return episode
+
+
+class Calculator:
+    """An environment that evaluates `<calc>…</calc>`; a turn without a call ends the episode.
+
+    >>> calculator = Calculator()
+    >>> calculator.reply("17 times 25 is <calc>17*25</calc>")
+    '<result>425</result>'
+    >>> calculator.reply("The answer is 425.") is None
+    True
+    """
+
+    def reply(self, text: str) -> str | None:
+        """Return the result of the call at the end of the text, or None if there is no call."""
+        call = _CALL.search(text)
+        if call is None:
+            return None
+        try:
+            return f"<result>{calculate(call[1])}</result>"
+        except CalculatorError as error:
+            return f"<error>{error}</error>"
+
+
+class CalculatorError(ValueError):
+    """The expression cannot be calculated. The policy reads the message."""
+
+
+def calculate(text: str) -> Fraction:
+    """Calculate + - * / and brackets exactly. The text is parsed, never evaluated as code.
+
+    >>> str(calculate("2*(3+4) - 1/2"))
+    '27/2'
+    """
+    if len(text) > _LONGEST_EXPRESSION:
+        raise CalculatorError(f"too long: {len(text)} characters, at most {_LONGEST_EXPRESSION}")
+    tokens: list[str] = []
+    at = 0
+    while text[at:].strip():
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise CalculatorError(f"cannot read {text[at:].strip()[:20]!r}")
+        tokens.append(found[1] or found[2])
+        at = found.end()
+    value, rest = _sum(tokens)
+    if rest:
+        raise CalculatorError(f"cannot read {' '.join(rest)[:20]!r}")
+    return value
+
+
+def _sum(tokens: list[str]) -> tuple[Fraction, list[str]]:
+    """Return the value of the sum at the start, and the tokens after it; so do `_product` and `_term`."""
+    value, rest = _product(tokens)
+    while rest and rest[0] in "+-":
+        right, after = _product(rest[1:])
+        value, rest = (value + right if rest[0] == "+" else value - right), after
+    return value, rest
+
+
+def _product(tokens: list[str]) -> tuple[Fraction, list[str]]:
+    value, rest = _term(tokens)
+    while rest and rest[0] in "*/":
+        right, after = _term(rest[1:])
+        if rest[0] == "/" and right == 0:
+            raise CalculatorError("division by zero")
+        value, rest = (value * right if rest[0] == "*" else value / right), after
+        if max(abs(value.numerator), value.denominator) > _LARGEST_RESULT:
+            raise CalculatorError("the result is too large")
+    return value, rest
+
+
+def _term(tokens: list[str]) -> tuple[Fraction, list[str]]:
+    match tokens:
+        case ["-", *rest]:
+            value, rest = _term(rest)
+            return -value, rest
+        case ["(", *rest]:
+            value, rest = _sum(rest)
+            if not rest or rest[0] != ")":
+                raise CalculatorError("a bracket is not closed")
+            return value, rest[1:]
+        case [number, *rest] if number[0].isdigit():
+            return Fraction(number), rest
+    raise CalculatorError("a number is missing")

@@ -1,15 +1,11 @@
-"""The trainer: groups in, an updated policy and a report out.
+"""The trainer: groups in, an updated policy and its metrics out.
 
-trainer.py    one step: i updates on B groups, readable aloud
-batch.py      groups become credit, and micro-batches with every stream the loss reads
-forward.py    tokens in, log-probs out: one row per group where the architecture allows it
-attention.py  what a completion on such a row looks at
-optimizer.py  AdamW on float32 master weights, schedules, clipping, the finite check
-measures.py   drift, gates and the improvement bound, from log-probs that are there anyway
-ranks.py      who computes which micro-batch when several processes train together
-fsdp.py       parameters, gradients and moments spread over ranks; the policy's weights for publishing
-launch.py     ranks on one machine: started, watched, and ended together when one is lost
-checkpoint.py everything a run needs to go on bitwise; its files are in checkpoint_files, its pieces in checkpoint_state
-export.py     a checkpoint as a plain Hugging Face directory
-estimate.py   memory and time, told before the first step; live_bytes.py counts what lives
+One step     trainer.py: i updates on B groups. It calls, in this order:
+  batch.py       groups to credit, credit to micro-batches, with every tensor that the loss reads
+  forward.py     a micro-batch to log-probs; attention.py computes a shared prompt once per group
+  optimizer.py   AdamW on float32 master weights: schedules and clipping
+  measures.py    drift, gates and the improvement bound, from log-probs that the updates computed anyway
+Many ranks   fsdp.py: parameters, gradients and moments sharded over ranks; whole weights for publishing
+Checkpoints  checkpoint.py saves and restores them, checkpoint_files.py is their format, export.py a plain model
+Before       estimate.py: memory and time of a step, estimated before the first one
 """

@@ -1,8 +1,8 @@
-"""Attention over rows with a shared prefix, computing only what is looked at.
+"""Attention over rows with a shared prefix, without scores that the mask would discard.
 
-A dense mask over a row [prompt, y_1 … y_G] makes every completion pay for all others: (P + G·T)² scores. Here a row is
-taken apart, the prompt attends to itself and each completion to [prompt, itself], G·T·(P + T) scores, and put together
-again. transformers calls it by its name; a GPU has flex_attention, which skips blocks of a dense mask instead.
+A dense mask over a row [prompt, y_1 … y_G] costs (P + G·T)² scores. Here the row is split: the prompt attends to itself
+and each completion to [prompt, itself], G·T·(P + T) scores. Then the results are joined again. transformers calls this
+implementation by its registered name. GPUs use flex_attention instead, which skips blocks of a dense mask.
 
 Shapes: R rows, L tokens of the longest row, N completions, T tokens of the longest, P of the longest prompt, K = P + T.
 """
@@ -19,51 +19,52 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from offbeat.trainer.packing import PADDING, PROMPT, MicroBatch
+from offbeat.trainer.batch import PADDING, PROMPT, MicroBatch
 
 NAME: Final = "offbeat_shared_prefix"
 
 EXPLICIT_SCORES: Final = 1 << 16
-"""Up to so many scores T · K per head and completion, two matrix products beat the fused kernel on CPU, whose backward
-pass is several times slower at such sizes; beyond, the scores kept for the backward pass would cost too much memory."""
+"""Up to this many scores T · K per head and completion, two matrix products are faster on CPU than the fused kernel,
+whose backward pass is several times slower at such sizes. Beyond, the scores kept for the backward pass would cost too
+much memory."""
 
 
 class Segments(NamedTuple):
-    """Where the tokens of every completion are, as places in a flattened [R · L], and what they see.
+    """Indices of each completion's queries and keys in a flattened [R · L], and the attention biases.
 
-    A bias is 0 where a query sees a key and −inf where not.
+    A bias is 0 where a query sees a key, −inf elsewhere.
     """
 
     prompt_bias_1PP: Tensor
     queries_NT: Tensor
     keys_NK: Tensor
     bias_NTK: Tensor
-    found_RL: Tensor
+    result_indices_RL: Tensor
     """Where each token's result is, in prompts [R · P] followed by completions [N · T]."""
 
 
-def segments_of(batch: MicroBatch, device: torch.device) -> Segments:
-    """Of a micro-batch whose rows share prefixes. Padding points anywhere, and nobody looks at it."""
+def find_segments(batch: MicroBatch, device: torch.device) -> Segments:
+    """Return the segments of a micro-batch with shared prefixes. Indices of padding are arbitrary and never used."""
     (rows, length), present_NT = batch.segment_ids_RL.shape, batch.present_NT
     row_N = np.array([r for r, row in enumerate(batch.plan.rows) for _ in row.completions])
     prompts_R = (batch.segment_ids_RL == PROMPT).sum(-1)
     prompt, tokens = int(prompts_R.max()), present_NT.shape[1]
     own_RL = batch.segment_ids_RL > PROMPT
     queries_NT = np.zeros(present_NT.shape, np.int64)
-    queries_NT[present_NT] = np.flatnonzero(own_RL)  # row by row is completion after completion
+    queries_NT[present_NT] = np.flatnonzero(own_RL)  # rows in order list the completions in order
     keys_NK = np.concatenate([row_N[:, None] * length + np.arange(prompt), queries_NT], axis=1)
     visible_NTK = np.empty((len(row_N), tokens, prompt + tokens), np.bool_)
     visible_NTK[:, :, :prompt] = (np.arange(prompt) < prompts_R[row_N, None])[:, None]
     visible_NTK[:, :, prompt:] = np.tri(tokens, dtype=np.bool_)
-    found_RL = np.zeros((rows, length), np.int64)
-    found_RL[:, :prompt] = np.arange(rows * prompt).reshape(rows, prompt)
-    found_RL[own_RL] = rows * prompt + np.flatnonzero(present_NT)
+    result_indices_RL = np.zeros((rows, length), np.int64)
+    result_indices_RL[:, :prompt] = np.arange(rows * prompt).reshape(rows, prompt)
+    result_indices_RL[own_RL] = rows * prompt + np.flatnonzero(present_NT)
     return Segments(
         _bias(np.tri(prompt, dtype=np.bool_)[None]).to(device),
         torch.from_numpy(queries_NT).to(device),
         torch.from_numpy(keys_NK).to(device),
         _bias(visible_NTK).to(device),
-        torch.from_numpy(found_RL).to(device),
+        torch.from_numpy(result_indices_RL).to(device),
     )
 
 
@@ -82,7 +83,10 @@ def shared_prefix_attention(
     segments: Segments | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """By transformers' interface: [R, heads, L, D] in, [R, L, heads, D] out. Rows without segments go to sdpa."""
+    """Implement the attention interface of transformers: [R, heads, L, D] in, [R, L, heads, D] out.
+
+    Without segments it calls sdpa.
+    """
     if segments is None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -101,18 +105,18 @@ def shared_prefix_attention(
         scale,
     )
     both = [x.transpose(1, 2).reshape(-1, heads, dim) for x in (of_prompts, of_completions)]
-    found = torch.cat(both).index_select(0, segments.found_RL.flatten())
-    return found.view(*segments.found_RL.shape, heads, dim), None
+    result = torch.cat(both).index_select(0, segments.result_indices_RL.flatten())
+    return result.view(*segments.result_indices_RL.shape, heads, dim), None
 
 
-def _gather(states: Tensor, places: Tensor) -> Tensor:
-    """[R, heads, L, D] at `places` [N, S] of its R · L tokens: [N, heads, S, D]."""
+def _gather(states: Tensor, indices: Tensor) -> Tensor:
+    """Select tokens of [R, heads, L, D] at `indices` [N, S] into R · L; returns [N, heads, S, D]."""
     flat = states.transpose(1, 2).reshape(-1, states.shape[1], states.shape[3])
-    return flat.index_select(0, places.flatten()).view(*places.shape, *flat.shape[1:]).transpose(1, 2)
+    return flat.index_select(0, indices.flatten()).view(*indices.shape, *flat.shape[1:]).transpose(1, 2)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias_NTK: Tensor, scaling: float) -> Tensor:
-    """softmax(query · keyᵀ + bias) · value; several query heads may share one of keys and values."""
+    """Compute softmax(query · keyᵀ + bias) · value. Several query heads may share one key-value head."""
     batch, heads, tokens, _ = query.shape
     groups = key.shape[1]
     if bias_NTK[0].numel() > EXPLICIT_SCORES:
@@ -126,15 +130,16 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias_NTK: Tensor, scaling
 
 
 def block_mask(segment_ids_RL: Tensor) -> BlockMask:
-    """`packing.attention` for flex_attention, which skips the blocks nobody looks at.
+    """Return the mask for `attn_implementation="flex_attention"` on a GPU.
 
-    For a model with `attn_implementation="flex_attention"` on a GPU. The mask is tested; no GPU has run it here.
+    A query sees its prompt and its own completion; padding sees itself, so that no query sees nothing. The mask is
+    tested, but it has not run on a GPU yet.
     """
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        asking, asked = segment_ids_RL[row, query], segment_ids_RL[row, key]
-        within = (asked == PROMPT) | (asked == asking)
-        return (query == key) | ((query >= key) & within & (asking != PADDING) & (asked != PADDING))
+        query_segment, key_segment = segment_ids_RL[row, query], segment_ids_RL[row, key]
+        within = (key_segment == PROMPT) | (key_segment == query_segment)
+        return (query == key) | ((query >= key) & within & (query_segment != PADDING) & (key_segment != PADDING))
 
     rows, length = segment_ids_RL.shape
     return create_block_mask(visible, rows, None, length, length, device=segment_ids_RL.device)

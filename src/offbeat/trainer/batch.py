@@ -1,61 +1,80 @@
-"""Groups become credit, and micro-batches with every stream the loss reads.
+"""From groups to micro-batches: credit, rows of tokens, and every tensor that the loss reads.
 
-Credit comes from whole groups, before any forward pass. Completions that are not trained (unscorable, dropped, masked,
-or without a token of the policy's own) and groups that cannot push (equal rewards, and no regularizer that asks for
-them) are left out of the micro-batches: nothing is computed for them. Those trained still count in the normaliser.
-Shapes: B groups, G completions of the largest group, N completions of a micro-batch, T tokens of its longest.
+    groups ── assemble_batch                          credit, computed once per batch from whole groups
+           ── plan_micro_batches, build_micro_batch   rows of tokens under the token budget, as numpy arrays
+           ── to_tensors                              masks, log-probs, lags and advantages on the model's device
+
+Completions that are not trained on (unscorable, dropped, masked, or without a token that the policy wrote) and groups
+that cannot move the policy (equal rewards and no regularizer) get no forward pass. The normalizer still counts the
+tokens of every completion that is trained on.
+
+A row is a prompt followed by completions of it:
+
+    token_ids     p0 p1 p2 | a0 a1 | b0 b1 b2 | pad
+    position_ids   0  1  2 |  3  4 |  3  4  5 |   0     each completion continues the prompt
+    segment_ids    0  0  0 |  1  1 |  2  2  2 |  -1     a completion sees the prompt and itself
+    predictors          p2   a0     p2  b0 b1           the last prompt token predicts every first token
+
+With a shared prefix, a row holds as many completions of its group as fit, so the prompt is computed once. Without, it
+holds one completion. A micro-batch is R rows padded to the longest, L. It costs R × L tokens, never more than the
+token budget. Rows of similar length share a micro-batch; the longest come first.
+
+Shapes: B groups, G completions of the largest group, R rows, L tokens of the longest row, N completions of a
+micro-batch, T tokens of its longest completion.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offbeat.errors import PackingError
 from offbeat.objective.credit import Credit, assign_credit
 from offbeat.objective.losses import Counts
-from offbeat.objective.spec import Need, Objective
+from offbeat.objective.spec import Objective
 from offbeat.seeds import derive
-from offbeat.trainer.forward import ModelInputs, to_model_inputs
-from offbeat.trainer.packing import MicroBatch
 from offbeat.types import UNKNOWN, Completion, Group, Score
 
-NO_LAG = -1
-"""Of tokens that no version this trainer has passed wrote: other models', people's, a later run's."""
+NO_LAG: Final = -1
+"""The lag of tokens that no earlier version of this policy wrote: by another model, a person, or a later version."""
+PROMPT: Final = 0
+PADDING: Final = -1
 
 
 @dataclass(frozen=True)
 class Batch:
-    """B groups with their credit, and what of them is worth a forward pass."""
+    """B groups with their credit, and the part of them that needs a forward pass."""
 
     groups: tuple[Group, ...]
     step: int
-    """k: steps taken before this batch; lag counts back from it."""
+    """k: steps taken before this batch. Lag counts back from it."""
     rewards_BG: Tensor
     scored_BG: Tensor
     credit: Credit
     trimmed: tuple[Group, ...]
-    """The groups that push the policy, with the completions that are trained."""
-    places: tuple[tuple[int, ...], ...]
-    """Of each completion in `trimmed`, its place in a flattened [B · G]."""
+    """The groups that can move the policy, with only the completions that are trained on."""
+    flat_indices: tuple[tuple[int, ...], ...]
+    """For each completion in `trimmed`, its index in a flattened [B · G]."""
     counts: Counts
-    """Of everything trained, pushing or not."""
+    """Tokens and completions that are trained on, also in groups that cannot move the policy."""
 
-    def ids(self, which_B: Tensor) -> tuple[str, ...]:
-        """The ids of some groups."""
-        return tuple(group.id for group, chosen in zip(self.groups, which_B.tolist(), strict=True) if chosen)
+    def ids(self, chosen_B: Tensor) -> tuple[str, ...]:
+        """Return the ids of the chosen groups."""
+        return tuple(group.id for group, chosen in zip(self.groups, chosen_B.tolist(), strict=True) if chosen)
 
 
-def assemble(
+def assemble_batch(
     groups: Sequence[Group], objective: Objective, *, step: int, seed: int = 0, prior_B2: Tensor | None = None
 ) -> Batch:
-    """Credit for `groups`, as of step `step`; `seed` is RED-Drop's, `prior_B2` what shrunk advantages start from.
+    """Assign credit to `groups` at step `step`. RED-Drop draws from `seed`; shrunk advantages start from `prior_B2`.
 
     >>> from offbeat.types import Prompt
     >>> answers = tuple(Completion(f"g/{i}", [5] * (i + 1), UNKNOWN, score=Score(float(i == 2))) for i in range(3))
-    >>> batch = assemble([Group("g", Prompt("p", [1], "t"), answers)], Objective(), step=0)
+    >>> batch = assemble_batch([Group("g", Prompt("p", [1], "t"), answers)], Objective(), step=0)
     >>> batch.counts, [round(float(a), 2) for a in batch.credit.advantages_BG[0]]
     (Counts(tokens=6, sequences=3), [-0.33, -0.33, 0.67])
     """
@@ -72,122 +91,209 @@ def assemble(
     credit = assign_credit(objective, rewards_BG, scored_BG, lengths_BG, group_seeds=seeds, prior_B2=prior_B2)
     trained_BG = credit.trained_BG & (lengths_BG > 0)
     counts = Counts(int(lengths_BG[trained_BG].sum()), int(trained_BG.sum()))
-    pushes_B = (credit.advantages_BG * credit.weights_BG * trained_BG != 0).any(-1) | bool(objective.regularizers)
-    trimmed, places = [], []
+    moves_policy_B = (credit.advantages_BG * credit.weights_BG * trained_BG != 0).any(-1) | bool(objective.regularizers)
+    trimmed, flat_indices = [], []
     for b, group in enumerate(groups):
-        if pushes_B[b] and (chosen := trained_BG[b].nonzero().flatten().tolist()):
+        if moves_policy_B[b] and (chosen := trained_BG[b].nonzero().flatten().tolist()):
             trimmed.append(Group(group.id, group.prompt, tuple(group.completions[g] for g in chosen)))
-            places.append(tuple(b * size + g for g in chosen))
-    return Batch(tuple(groups), step, rewards_BG, scored_BG, credit, tuple(trimmed), tuple(places), counts)
-
-
-def find_faults(groups: Sequence[Group], objective: Objective, *, token_budget: int, vocabulary: int) -> dict[str, str]:
-    """Groups that no step can train on, by id, each with its reason. Everything else is for the loss to bear.
-
-    >>> from offbeat.types import Prompt
-    >>> broken, sound = (Completion(f"g/{i}", [5], [x], score=Score(1.0)) for i, x in enumerate([float("nan"), -1.0]))
-    >>> group = Group("g", Prompt("p", [1], "t"), (broken, sound))
-    >>> find_faults([group], Objective(), token_budget=64, vocabulary=10)
-    {'g': 'completion g/0: 1 of 1 behavior log-probs are not finite'}
-    """
-    found = {}
-    for group in groups:
-        faults = [_prompt_fault(group, vocabulary)]
-        for completion in group.completions:
-            if isinstance(completion.score, Score):
-                faults.append(_completion_fault(group, completion, objective, token_budget, vocabulary))
-        if reasons := [fault for fault in faults if fault]:
-            found[group.id] = "; ".join(reasons)
-    return found
-
-
-def _prompt_fault(group: Group, vocabulary: int) -> str | None:
-    ids = group.prompt.token_ids
-    if len(ids) == 0:
-        return "the prompt is empty: no state predicts a first token"
-    return _vocabulary_fault("the prompt", ids, vocabulary)
-
-
-def _completion_fault(
-    group: Group, completion: Completion, objective: Objective, token_budget: int, vocabulary: int
-) -> str | None:
-    """The first thing wrong with a scored completion."""
-    who, score = f"completion {completion.id}", completion.score
-    tokens = len(group.prompt.token_ids) + len(completion.token_ids)
-    if isinstance(score, Score) and not np.isfinite(score.reward):
-        return f"{who}: reward {score.reward}"
-    if tokens > token_budget:
-        return f"{who}: {tokens} tokens with its prompt, more than the token budget of {token_budget}"
-    if completion.behavior_logprobs is UNKNOWN:
-        if Need.BEHAVIOR in objective.needs:
-            return f"{who}: its behavior log-probs are unknown, and this objective needs them"
-    else:
-        logprobs: NDArray[np.float32] = completion.behavior_logprobs[completion.loss_mask]
-        if wrong := int((~np.isfinite(logprobs)).sum()):
-            return f"{who}: {wrong} of {len(logprobs)} behavior log-probs are not finite"
-    return _vocabulary_fault(who, completion.token_ids, vocabulary)
-
-
-def _vocabulary_fault(who: str, ids: NDArray[np.int32], vocabulary: int) -> str | None:
-    outside = ids[(ids < 0) | (ids >= vocabulary)]
-    return f"{who}: token id {outside[0]} is outside the model's vocabulary of {vocabulary}" if len(outside) else None
+            flat_indices.append(tuple(b * size + g for g in chosen))
+    return Batch(tuple(groups), step, rewards_BG, scored_BG, credit, tuple(trimmed), tuple(flat_indices), counts)
 
 
 @dataclass(frozen=True)
-class MicroBatchStreams:
-    """A micro-batch with its streams, on the model's device."""
+class PackedRow:
+    """The completions in one row and the row's length in tokens. Groups and completions are given by index."""
+
+    group: int
+    completions: tuple[int, ...]
+    length: int
+
+
+@dataclass(frozen=True)
+class MicroBatchPlan:
+    """The rows of a micro-batch, the longest first."""
+
+    rows: tuple[PackedRow, ...]
+
+    @property
+    def cost(self) -> int:
+        """R × L tokens, padding included."""
+        return len(self.rows) * self.rows[0].length
+
+    @property
+    def completions(self) -> tuple[tuple[int, int], ...]:
+        """(group, completion) indices of the N completions, in the order of every array over N."""
+        return tuple((row.group, completion) for row in self.rows for completion in row.completions)
+
+
+def plan_micro_batches(
+    groups: Sequence[Group], token_budget: int, *, shared_prefix: bool
+) -> tuple[MicroBatchPlan, ...]:
+    """Put every completion of `groups` into exactly one micro-batch; each costs at most `token_budget`.
+
+    The plan depends on the groups alone, not on the machine. A group too long for one row with a shared prefix takes
+    several rows, each with the prompt.
+
+    >>> from offbeat.types import Prompt
+    >>> answers = tuple(Completion(f"g/{i}", [5] * n, UNKNOWN) for i, n in enumerate([2, 3, 2]))
+    >>> group = Group("g", Prompt("p", [1, 2, 3], "arithmetic"), answers)
+    >>> [plan.rows for plan in plan_micro_batches([group], 10, shared_prefix=True)]
+    [(PackedRow(group=0, completions=(0, 1, 2), length=10),)]
+    >>> [plan.cost for plan in plan_micro_batches([group], 10, shared_prefix=False)]
+    [6, 10]
+    """
+    rows = [row for index, group in enumerate(groups) for row in _rows(index, group, token_budget, shared_prefix)]
+    rows.sort(key=lambda row: (-row.length, row.group, row.completions))
+    plans: list[MicroBatchPlan] = []
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or (end + 1 - start) * rows[start].length > token_budget:
+            plans.append(MicroBatchPlan(tuple(rows[start:end])))
+            start = end
+    return tuple(plans)
+
+
+def _rows(index: int, group: Group, token_budget: int, shared_prefix: bool) -> Iterator[PackedRow]:
+    prompt = len(group.prompt.token_ids)
+    if prompt == 0:
+        raise PackingError(f"group {group.id!r} has an empty prompt: no state predicts a first token; leave it out")
+    members: list[int] = []
+    length = prompt
+    for i, completion in enumerate(group.completions):
+        size = len(completion.token_ids)
+        if prompt + size > token_budget:
+            raise PackingError(
+                f"completion {completion.id!r} of group {group.id!r} has {prompt} prompt and {size} completion tokens, "
+                f"more than the token budget of {token_budget}; raise the budget to at least {prompt + size}"
+            )
+        if members and (not shared_prefix or length + size > token_budget):
+            yield PackedRow(index, tuple(members), length)
+            members, length = [], prompt
+        members.append(i)
+        length += size
+    if members:
+        yield PackedRow(index, tuple(members), length)
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """The tokens of a plan as padded arrays."""
+
+    plan: MicroBatchPlan
+    token_ids_RL: NDArray[np.int64]
+    position_ids_RL: NDArray[np.int64]
+    segment_ids_RL: NDArray[np.int64]
+    """0 on a prompt, 1, 2, … on the completions of a row, −1 on padding."""
+    predictors: NDArray[np.int64]
+    """For every completion token, the index of the hidden state that predicts it, in a flattened [R · L]."""
+    targets: NDArray[np.int64]
+    """The completion tokens in the same order, one completion after another."""
+    present_NT: NDArray[np.bool_]
+    """True where a padded [N, T] holds a token: `values_NT[present_NT] = values` pads flat values."""
+
+    def pad(self, values: Sequence[NDArray[np.generic]], fill: float) -> NDArray[np.generic]:
+        """Pad one array per completion, in the plan's order, to [N, T]."""
+        flat = np.concatenate(values)
+        values_NT = np.full(self.present_NT.shape, fill, flat.dtype)
+        values_NT[self.present_NT] = flat
+        return values_NT
+
+
+def build_micro_batch(plan: MicroBatchPlan, groups: Sequence[Group]) -> MicroBatch:
+    """Build the arrays of one plan; `groups` are the ones it was made from.
+
+    >>> from offbeat.types import Prompt
+    >>> answers = (Completion("g/0", [7, 8], UNKNOWN), Completion("g/1", [9], UNKNOWN))
+    >>> group = Group("g", Prompt("p", [1, 2, 3], "arithmetic"), answers)
+    >>> micro = build_micro_batch(plan_micro_batches([group], 64, shared_prefix=True)[0], [group])
+    >>> micro.token_ids_RL.tolist(), micro.position_ids_RL.tolist(), micro.segment_ids_RL.tolist()
+    ([[1, 2, 3, 7, 8, 9]], [[0, 1, 2, 3, 4, 3]], [[0, 0, 0, 1, 1, 2]])
+    >>> micro.predictors.tolist(), micro.targets.tolist(), micro.present_NT.tolist()
+    ([2, 3, 2], [7, 8, 9], [[True, True], [True, False]])
+    """
+    shape = (len(plan.rows), plan.rows[0].length)
+    token_ids, position_ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    segment_ids = np.full(shape, PADDING, np.int64)
+    predictors: list[NDArray[np.int64]] = []
+    answers: list[NDArray[np.int32]] = []
+    for r, row in enumerate(plan.rows):
+        prompt = groups[row.group].prompt.token_ids
+        end = len(prompt)
+        token_ids[r, :end], position_ids[r, :end], segment_ids[r, :end] = prompt, np.arange(end), PROMPT
+        for segment, completion in enumerate(row.completions, start=1):
+            answer = groups[row.group].completions[completion].token_ids
+            start, end = end, end + len(answer)
+            token_ids[r, start:end] = answer
+            position_ids[r, start:end] = len(prompt) + np.arange(len(answer))
+            segment_ids[r, start:end] = segment
+            before = np.arange(start - 1, end - 1)
+            before[:1] = len(prompt) - 1
+            predictors.append(r * shape[1] + before)
+            answers.append(answer)
+    lengths = np.array([len(answer) for answer in answers])
+    present = np.arange(lengths.max()) < lengths[:, None]
+    targets = np.concatenate(answers).astype(np.int64)
+    return MicroBatch(plan, token_ids, position_ids, segment_ids, np.concatenate(predictors), targets, present)
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """What one update's forward pass computed for a micro-batch."""
+
+    policy_NT: Tensor
+    entropies_NT: Tensor
+    passed_NT: Tensor
+    """Tokens that gate and rejection let through."""
+
+
+@dataclass
+class MicroBatchTensors:
+    """A micro-batch on the model's device: the inputs of the loss, and the results of the passes made so far."""
 
     micro: MicroBatch
-    shared_prefix: bool
     present_NT: Tensor
-    """Where tokens are."""
     mask_NT: Tensor
     """Tokens to train on."""
     behavior_NT: Tensor
     """NaN where unknown."""
     lags_NT: Tensor
-    """k − version; `NO_LAG` where no version of ours wrote the token."""
+    """k − version, or `NO_LAG`."""
     advantages_N: Tensor
     weights_N: Tensor
-    places_N: Tensor
-    """Into a flattened [B · G]."""
+    flat_indices_N: Tensor
+    """Each completion's index in a flattened [B · G]."""
+    reference_NT: Tensor | None = None
+    passes: list[ForwardPass] = field(default_factory=list)
+    """One per update. The first update starts from the proximal policy."""
 
-    @property
-    def layout(self) -> ModelInputs:
-        """As the model takes it; made anew each time, since the masks of a whole batch would fill the memory."""
-        return to_model_inputs(self.micro, shared_prefix=self.shared_prefix, device=self.mask_NT.device)
-
-    def padded(self, flat: Tensor) -> Tensor:
-        """Values of tokens, completion after completion, as [N, T]; 0 elsewhere. Gradients pass."""
+    def pad(self, flat: Tensor) -> Tensor:
+        """Pad one value per completion token to [N, T] with 0. Gradients flow through."""
         return flat.new_zeros(self.present_NT.shape).masked_scatter(self.present_NT, flat)
 
 
-def to_streams(
-    batch: Batch, micro: MicroBatch, *, shared_prefix: bool, counts: bool, device: torch.device
-) -> MicroBatchStreams:
-    """The streams of one micro-batch of `batch.trimmed`. One that does not `count` is computed and masked out."""
+def to_tensors(batch: Batch, micro: MicroBatch, *, counted: bool, device: torch.device) -> MicroBatchTensors:
+    """Collect the loss inputs of a micro-batch of `batch.trimmed`. If it is not `counted`, mask all of it out."""
     pairs = micro.plan.completions
     completions = [batch.trimmed[b].completions[c] for b, c in pairs]
-    places_N = torch.tensor([batch.places[b][c] for b, c in pairs])
-    mask_NT = torch.from_numpy(micro.aligned([c.loss_mask for c in completions], fill=False)) & counts
+    flat_indices_N = torch.tensor([batch.flat_indices[b][c] for b, c in pairs])
+    mask_NT = torch.from_numpy(micro.pad([c.loss_mask for c in completions], fill=False)) & counted
 
-    def padded(values: list[NDArray[np.generic]], fill: float) -> Tensor:
-        return torch.from_numpy(micro.aligned(values, fill)).to(device)
+    def pad(values: list[NDArray[np.generic]], fill: float) -> Tensor:
+        return torch.from_numpy(micro.pad(values, fill)).to(device)
 
-    return MicroBatchStreams(
+    return MicroBatchTensors(
         micro=micro,
-        shared_prefix=shared_prefix,
         present_NT=torch.from_numpy(micro.present_NT).to(device),
         mask_NT=mask_NT.to(device),
-        behavior_NT=padded([_behavior(c) for c in completions], np.nan),
-        lags_NT=padded([_lags(c, batch.step) for c in completions], NO_LAG),
-        advantages_N=batch.credit.advantages_BG.flatten()[places_N].float().to(device),
-        weights_N=batch.credit.weights_BG.flatten()[places_N].float().to(device),
-        places_N=places_N.to(device),
+        behavior_NT=pad([_behavior_logprobs(c) for c in completions], np.nan),
+        lags_NT=pad([_lags(c, batch.step) for c in completions], NO_LAG),
+        advantages_N=batch.credit.advantages_BG.flatten()[flat_indices_N].float().to(device),
+        weights_N=batch.credit.weights_BG.flatten()[flat_indices_N].float().to(device),
+        flat_indices_N=flat_indices_N.to(device),
     )
 
 
-def _behavior(completion: Completion) -> NDArray[np.float32]:
+def _behavior_logprobs(completion: Completion) -> NDArray[np.float32]:
     if completion.behavior_logprobs is UNKNOWN:
         return np.full(len(completion.token_ids), np.nan, np.float32)
     return completion.behavior_logprobs

@@ -1,20 +1,19 @@
-"""Checkpoints: everything a run needs to go on as if nothing had happened.
+"""Checkpoints: everything a run needs to resume with the same bits.
 
     checkpoints = Checkpoints("run/checkpoints", config=config, ranks=ranks)
     if (newest := checkpoints.newest()) is not None:
-        newest.restore(trainer)                               # parameters, moments, generators, step
+        newest.restore(trainer)                               # parameters, moments, random generators, step
         sampler.restore(newest.extra("sampler"))
     …
     checkpoints.save(trainer, {"sampler": sampler.state(), "snapshot": …, "published": 8})
-    checkpoints.check()                                       # each step: did the last one reach the disk?
+    checkpoints.check()                                       # each step: raises if the last save failed
 
     save    copies to the host, then returns ── in a thread: each rank's file, read back ─ rank 0: manifest ─ prune
 
-Ranks agree by files in the one directory they share, so no exchange between them runs beside training. A killed run
-leaves a directory without a manifest, which the next one removes. Nothing is ever overwritten.
+Ranks coordinate through files in a directory that they share, so saving runs no collective beside training. A killed
+run leaves a directory without a manifest; the next run removes it. No file is ever overwritten.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -23,24 +22,24 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
-from offbeat.storage.store import LocalStore, force
+from offbeat.storage.files import FileLock, LockHeld, fsync_paths
+from offbeat.storage.local import LocalStore
 from offbeat.trainer.checkpoint_files import (
     MANIFEST,
     CheckpointManifest,
     CheckpointPart,
     Slice,
-    announcement,
-    differing,
+    done_file,
+    find_problem,
     local_slices,
-    problem_of,
     read_rows,
     restore,
     write_part,
@@ -57,58 +56,57 @@ _POLL: Final = 0.02
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint, every byte of which was read and found as written."""
+    """A complete checkpoint."""
 
     folder: Path
     manifest: CheckpointManifest
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = True) -> "Checkpoint":
-        """The checkpoint in a directory; raises `CheckpointDamaged` with everything that is wrong."""
+        """Open the checkpoint in a directory. Raises `CheckpointDamaged` with every problem found.
+
+        With `verify`, every byte is read and compared with its sha256.
+        """
         try:
             content = (folder / MANIFEST).read_bytes()
         except FileNotFoundError:
-            raise CheckpointDamaged(f"{folder} has no {MANIFEST}: it is no checkpoint, or was not finished") from None
+            raise CheckpointDamaged(f"{folder} has no {MANIFEST}: not a checkpoint, or not finished") from None
         manifest = CheckpointManifest.parse(content, str(folder / MANIFEST))
         for name, entry in manifest.tensors.items():
             manifest.find(name, 0, entry.shape[0] if entry.shape else 1)
-        found = [problem_of(folder, part) for part in manifest.parts] if verify else []
+        found = [find_problem(folder, part) for part in manifest.parts] if verify else []
         if problems := [problem for problem in found if problem]:
             raise CheckpointDamaged(f"the checkpoint of step {manifest.step} is damaged: {'; '.join(problems)}")
         return cls(folder, manifest)
 
     @property
     def step(self) -> int:
-        """k: steps taken when it was made."""
+        """k: the steps taken when it was saved."""
         return self.manifest.step
 
     def extra(self, name: str) -> Json:
-        """One of the pieces given to `save`."""
+        """Return one of the extras given to `save`."""
         if name not in self.manifest.extras:
-            held = ", ".join(sorted(self.manifest.extras)) or "nothing"
+            saved = ", ".join(sorted(self.manifest.extras)) or "nothing"
             raise CheckpointMismatch(
-                f"the checkpoint of step {self.step} has no {name!r}; beside the trainer it has {held}"
+                f"the checkpoint of step {self.step} has no {name!r}; beside the trainer it has {saved}"
             )
         return self.manifest.extras[name]
 
     def policy(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy's weights, whole, by their names in a Hugging Face state dict."""
+        """Yield the policy's whole weights, by their names in a Hugging Face state dict."""
         for name, entry in self.manifest.tensors.items():
             if name.startswith("policy/"):
                 rows = entry.shape[0] if entry.shape else 1
                 yield name.removeprefix("policy/"), read_rows(self.folder, self.manifest, name, 0, rows)
 
     def restore(self, trainer: Trainer) -> None:
-        """Bring the trainer to where it was; with any number of ranks, whatever their number was then."""
-
-        def read(name: str, start: int, end: int) -> Tensor:
-            return read_rows(self.folder, self.manifest, name, start, end)
-
-        restore(trainer, self.step, self.manifest.tensors, read)
+        """Set the trainer to the saved state. The number of ranks may differ from when it was saved."""
+        restore(trainer, self.folder, self.manifest)
 
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
-    """The checkpoints of one run, in a directory that every rank sees. Ranks call the same methods in the same order.
+    """The checkpoints of one run, in a directory that all ranks see. They call the same methods in the same order.
 
     >>> import tempfile
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -120,7 +118,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     >>> policy_model = PolicyModel(LlamaForCausalLM(LlamaConfig(**sizes)))
     >>> optimizer = MasterAdamW(policy_model, OptimizerSettings())
     >>> trainer = Trainer(policy_model, optimizer, StepSettings(Objective()), step=12)
-    >>> with tempfile.TemporaryDirectory() as place, Checkpoints(place, config={"seed": 7}) as checkpoints:
+    >>> with tempfile.TemporaryDirectory() as folder, Checkpoints(folder, config={"seed": 7}) as checkpoints:
     ...     checkpoints.save(trainer, {"prompts": 96})
     ...     checkpoints.wait()
     ...     newest = checkpoints.newest()
@@ -138,9 +136,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         ranks: Ranks | None = None,
         patience: float = 600.0,
     ) -> None:
-        """`config` is the run's, resolved; the newest `keep` stay; a rank's part is waited for `patience` seconds."""
+        """Lock the directory and remove what a killed run left unfinished.
+
+        `config` is the resolved configuration of the run. The newest `keep` checkpoints stay. Rank 0 waits up to
+        `patience` seconds for another rank's file.
+        """
         if keep < 2:
-            raise ValueError(f"keep = {keep}: keep at least 2, so that one may turn out to be damaged")
+            raise ValueError(f"keep = {keep}: keep at least 2, in case one is damaged")
         self._directory = Path(directory)
         self._config = config
         self._keep = keep
@@ -151,116 +153,113 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         if self._ranks.rank == 0:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self._directory)
-            for step in self._found(finished=False):
+            for step in self._steps(finished=False):
                 shutil.rmtree(self._folder(step))
-            force(self._directory)
-        self._meet()
-        self._saved = set(self._found(finished=True))
+            fsync_paths(self._directory)
+        self._barrier()
+        self._saved = set(self._steps(finished=True))
 
     def save(self, trainer: Trainer, extras: Mapping[str, Json]) -> None:
-        """Keep the trainer as it is now, and JSON pieces beside it, of which rank 0's count.
+        """Save the trainer's current state and JSON extras; those of rank 0 are written.
 
-        Returns once all is copied to the host. Waits for the save before it; raises if that failed. A step that is
-        there already is not written again: a state of a step is always the same.
+        Returns when everything is copied to the host. It waits for the previous save first, and raises if that failed.
+        A step that is already saved is not saved again, because its state is the same.
         """
         self.wait()
         if trainer.step in self._saved:
             return
         model = json.loads(trainer.policy_model.model.config.to_json_string(use_diff=False))
-        manifest = CheckpointManifest(
-            trainer.step, self._config, model, json.loads(json.dumps(extras, allow_nan=False)), ()
-        )
+        copied = json.loads(json.dumps(extras, allow_nan=False))
+        manifest = CheckpointManifest(trainer.step, self._config, model, copied, parts=())
         self._saved.add(trainer.step)
         self._writing = self._writer.submit(self._write, manifest, local_slices(trainer))
 
     def check(self) -> None:
-        """Raise if the last save failed; to be called at every step."""
+        """Raise if the last save failed. Call it at every step."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Until the last save is on disk; raises if it failed."""
+        """Wait until the last save is on disk; raise if it failed."""
         writing, self._writing = self._writing, None
         try:
             if writing is not None:
                 writing.result()
         except OSError as error:
             raise CheckpointError(
-                f"a checkpoint could not be written to {self._directory}: {error}. The ones before it are untouched; "
-                "make room or mend the disk, and resume"
+                f"a checkpoint could not be written to {self._directory}: {error}. Earlier checkpoints are intact; "
+                "free disk space or fix the disk, then resume the run"
             ) from error
 
     def newest(self) -> Checkpoint | None:
-        """The newest one that is whole and of this run; None if there is none. One that is damaged is set aside.
+        """Return the newest complete checkpoint of this run, or None. Damaged ones are renamed to `damaged-…`.
 
-        Ranks read a share of the files each.
+        Each rank verifies a share of the files.
         """
         self.wait()
-        self._meet()
+        self._barrier()
         damaged: list[str] = []
-        for step in reversed(self._found(finished=True)):
-            checkpoint, problem = self._verified(step)
+        for step in reversed(self._steps(finished=True)):
+            checkpoint, problem = self._verify(step)
             if checkpoint is not None:
-                if changes := list(differing(self._config, checkpoint.manifest.config)):
+                if changes := list(differences(self._config, checkpoint.manifest.config)):
                     raise CheckpointMismatch(
-                        f"the checkpoint of step {step} was made with another configuration: {'; '.join(changes)}. "
-                        "Undo the change, or begin a new run"
+                        f"the checkpoint of step {step} was saved with another configuration: {'; '.join(changes)}. "
+                        "Undo the change, or start a new run"
                     )
                 return checkpoint
             damaged.append(problem)
-            logger.error("%s; it is set aside, and an older one is taken", problem)
+            logger.error("%s; it is set aside, and an older checkpoint is tried", problem)
             self._set_aside(step)
         if damaged:
-            raise CheckpointDamaged(f"none of the checkpoints in {self._directory} is whole: {'; '.join(damaged)}")
+            raise CheckpointDamaged(f"none of the checkpoints in {self._directory} is intact: {'; '.join(damaged)}")
         return None
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Wait for the last save and release the directory."""
         try:
             self.wait()
         finally:
             self._writer.shutdown()
             if self._ranks.rank == 0:
-                self._lock.close()
+                self._lock.release()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write(self, manifest: CheckpointManifest, slices: Mapping[str, Slice]) -> None:
-        """In the thread: this rank's part; rank 0 also completes the checkpoint and lets go of older ones."""
+        """Write this rank's part, in the thread. Rank 0 also writes the manifest and removes old checkpoints."""
         folder = self._folder(manifest.step)
         folder.mkdir(exist_ok=True)
-        force(self._directory)
+        fsync_paths(self._directory)
         store = LocalStore(self._directory)
         write_part(store, folder.name, self._ranks.rank, slices)
         if self._ranks.rank == 0:
-            parts = tuple(self._awaited(folder, rank) for rank in range(self._ranks.size))
-            complete = CheckpointManifest(manifest.step, manifest.config, manifest.model, manifest.extras, parts)
-            store.put(f"{folder.name}/{MANIFEST}", complete.serialise())
+            parts = tuple(self._wait_for_part(folder, rank) for rank in range(self._ranks.size))
+            store.put(f"{folder.name}/{MANIFEST}", replace(manifest, parts=parts).serialize())
             Checkpoint.open(folder, verify=False)
-            for step in self._found(finished=True)[: -self._keep]:
+            for step in self._steps(finished=True)[: -self._keep]:
                 store.remove([f"{self._folder(step).name}/{MANIFEST}"])
                 shutil.rmtree(self._folder(step))
 
-    def _awaited(self, folder: Path, rank: int) -> CheckpointPart:
+    def _wait_for_part(self, folder: Path, rank: int) -> CheckpointPart:
         deadline = time.monotonic() + self._patience
-        while not (folder / announcement(rank)).exists():
+        while not (folder / done_file(rank)).exists():
             if time.monotonic() > deadline:
                 raise CheckpointError(
-                    f"waited {self._patience:.0f} s for rank {rank} to write its part of {folder}; does every rank see "
-                    "this directory?"
+                    f"waited {self._patience:.0f} s for rank {rank} to write its part of {folder}; check that every "
+                    "rank sees this directory"
                 )
             time.sleep(_POLL)
-        return CheckpointPart.from_json(json.loads((folder / announcement(rank)).read_bytes()))
+        return CheckpointPart.from_json(json.loads((folder / done_file(rank)).read_bytes()))
 
-    def _verified(self, step: int) -> tuple[Checkpoint | None, str]:
-        """The checkpoint, or what some rank found wrong with it."""
+    def _verify(self, step: int) -> tuple[Checkpoint | None, str]:
+        """Return the checkpoint, or None and what a rank found wrong with it."""
         problem, checkpoint = "", None
         try:
             checkpoint = Checkpoint.open(self._folder(step), verify=False)
             share = checkpoint.manifest.parts[self._ranks.rank :: self._ranks.size]
-            found = [wrong for part in share if (wrong := problem_of(self._folder(step), part))]
-            problem = "; ".join(found)
+            problem = "; ".join(wrong for part in share if (wrong := find_problem(self._folder(step), part)))
         except CheckpointDamaged as error:
             problem = str(error)
         if float(self._ranks.sum(torch.tensor([float(bool(problem))]))):
@@ -271,28 +270,36 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._saved.discard(step)
         if self._ranks.rank == 0:
             self._folder(step).rename(self._directory / f"damaged-{time.time_ns()}-{self._folder(step).name}")
-            force(self._directory)
-        self._meet()
+            fsync_paths(self._directory)
+        self._barrier()
 
-    def _found(self, *, finished: bool) -> list[int]:
-        """Steps that have a directory, with a manifest or without, in order."""
+    def _steps(self, *, finished: bool) -> list[int]:
+        """Return the steps whose directory has a manifest (or has none), in order."""
         folders = [path for path in self._directory.glob(f"{_STEP}*") if (path / MANIFEST).exists() == finished]
         return sorted(int(path.name.removeprefix(_STEP)) for path in folders)
 
     def _folder(self, step: int) -> Path:
         return self._directory / f"{_STEP}{step:010}"
 
-    def _meet(self) -> None:
-        """Wait for all ranks."""
+    def _barrier(self) -> None:
         self._ranks.sum(torch.zeros(1))
 
 
-def _locked(directory: Path) -> IO[bytes]:
-    """A lock that the kernel releases when the process ends, however it ends."""
-    lock = (directory / ".lock").open("ab")
+def _locked(directory: Path) -> FileLock:
     try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise CheckpointError(f"another run is writing to {directory}; end it first, or use another place") from error
-    return lock
+        return FileLock(directory / ".lock", per_process=True)
+    except LockHeld:
+        raise CheckpointError(f"another run is writing to {directory}; stop it, or use another directory") from None
+
+
+def differences(ours: Json, theirs: Json, path: str = "") -> Iterator[str]:
+    """Yield the keys in which two JSON values differ, with both values.
+
+    >>> list(differences({"sync": {"every": 4}}, {"sync": {"every": 8}}))
+    ['sync.every is 4 and was 8']
+    """
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in sorted(ours.keys() | theirs.keys()):
+            yield from differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
+    elif ours != theirs:
+        yield f"{path} is {json.dumps(ours)} and was {json.dumps(theirs)}"

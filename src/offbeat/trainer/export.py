@@ -1,11 +1,11 @@
-"""A checkpoint as a plain Hugging Face directory: what transformers, vLLM and everybody else load."""
+"""Export a checkpoint as a plain Hugging Face model directory, which transformers and vLLM load."""
 
 import shutil
 from pathlib import Path
 from typing import Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.errors import CheckpointError
 from offbeat.trainer.checkpoint import Checkpoint
@@ -24,40 +24,50 @@ TOKENIZER_FILES: Final = (
 
 
 def find_checkpoint(place: Path) -> Path:
-    """The directory of a checkpoint: the one given, or the newest finished one of a run or of its checkpoints."""
+    """Return a checkpoint's directory: `place` itself, or the newest complete one in a run or checkpoints directory."""
     if (place / "manifest.json").exists():
         return place
-    for among in (place, place / "checkpoints"):
-        if finished := sorted(path.parent for path in among.glob("step-*/manifest.json")):
-            return finished[-1]
+    for folder in (place, place / "checkpoints"):
+        if complete := sorted(path.parent for path in folder.glob("step-*/manifest.json")):
+            return complete[-1]
     raise CheckpointError(f"{place} is neither a checkpoint nor a run that has one")
 
 
 def export(place: Path, out: Path, *, dtype: torch.dtype, tokenizer: Path | None = None) -> Checkpoint:
-    """Write the policy of a verified checkpoint, rounded to `dtype`, into a new directory; returns the checkpoint.
+    """Verify a checkpoint and write its policy, rounded to `dtype`, to a new directory; return the checkpoint.
 
-    Tokenizer files are copied from `tokenizer`, or from a directory `tokenizer` beside the run's checkpoints.
+    Tokenizer files are copied from `tokenizer`, by default the directory `tokenizer` next to the run's checkpoints.
     """
     if out.exists() and any(out.iterdir()):
         raise CheckpointError(f"{out} is not empty; give a new directory")
-    folder = find_checkpoint(place)
-    checkpoint = Checkpoint.open(folder)
-    described = checkpoint.manifest.model
-    if not isinstance(described, dict) or not isinstance(kind := described.get("model_type"), str):
-        raise CheckpointError(f"the checkpoint in {folder} does not say which model it is of")
-    config = AutoConfig.for_model(**(described | {"model_type": kind}))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in checkpoint.policy()}
-    unknown = model.load_state_dict(weights, strict=False, assign=True).unexpected_keys
-    model.tie_weights()
-    if unknown or (empty := [name for name, p in model.named_parameters() if p.is_meta]):
-        raise CheckpointError(f"{type(model).__name__} and the checkpoint in {folder} do not fit: {unknown or empty}")
-    part = out.with_name(f"{out.name}.part")  # the directory appears when it is complete
-    model.save_pretrained(part)
-    source = tokenizer or folder.parent.parent / "tokenizer"
+    checkpoint = Checkpoint.open(find_checkpoint(place))
+    part = out.with_name(f"{out.name}.part")  # `out` appears only when it is complete
+    _build_model(checkpoint, dtype).save_pretrained(part)
+    source = tokenizer or checkpoint.folder.parent.parent / "tokenizer"
     for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copy2(source / name, part / name)
     part.replace(out)
     return checkpoint
+
+
+def load_policy(place: Path, *, dtype: torch.dtype) -> PreTrainedModel:
+    """Verify the newest checkpoint of a run and return its policy as a transformers model on the CPU, in eval mode."""
+    # Buffers that no checkpoint holds, such as rotary frequencies, are computed on a real device only.
+    return _build_model(Checkpoint.open(find_checkpoint(place)), dtype, device="cpu").eval()
+
+
+def _build_model(checkpoint: Checkpoint, dtype: torch.dtype, device: str = "meta") -> PreTrainedModel:
+    folder, settings = checkpoint.folder, checkpoint.manifest.model
+    if not isinstance(settings, dict) or not isinstance(model_type := settings.get("model_type"), str):
+        raise CheckpointError(f"the manifest of the checkpoint in {folder} has no model_type")
+    config = AutoConfig.for_model(**(settings | {"model_type": model_type}))
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in checkpoint.policy()}
+    unknown = model.load_state_dict(weights, strict=False, assign=True).unexpected_keys
+    model.tie_weights()
+    if unknown or (missing := [name for name, p in model.named_parameters() if p.is_meta]):
+        problem = f"unknown weights {unknown}" if unknown else f"missing weights {missing}"
+        raise CheckpointError(f"the checkpoint in {folder} does not fit {type(model).__name__}: {problem}")
+    return model

@@ -1,19 +1,22 @@
 """From a micro-batch to the log-probs of its completion tokens, in one forward pass.
 
 With a shared prefix a row is [prompt, y_1 … y_G]: every completion sees the prompt and itself, positions restart after
-the prompt, and the prompt is computed once for the whole group. Only states that predict a completion token meet the
-head, in chunks. `check_model` finds out at start-up what the model at hand allows.
+the prompt, and the prompt is computed once for the whole group. Only hidden states that predict a completion token go
+through the output head, in chunks. `check_model` tests at start-up what the model supports.
 """
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -22,62 +25,66 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from offbeat.errors import UnsupportedModel
 from offbeat.objective.logprobs import TokenStats, token_stats
 from offbeat.trainer import attention
-from offbeat.trainer.packing import MicroBatch, lay_out, plan
+from offbeat.trainer.batch import MicroBatch, build_micro_batch, plan_micro_batches
 from offbeat.types import UNKNOWN, Completion, Group, Prompt
 
 logger = logging.getLogger(__name__)
 
-TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
-"""Mean difference of log-probs on made-up tokens that arithmetic explains: the same model summed in another order. In
-bfloat16 transformers' own two ways of attending differ by 0.07 there (SmolLM2), in float32 by 6e-6."""
+TOLERANCE: Final = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
+"""Mean difference of log-probs on synthetic tokens that rounding explains: the same model summed in another order. In
+bfloat16, two attention implementations of transformers itself differ by 0.07 (SmolLM2), in float32 by 6e-6."""
+UNLIMITED: Final = 1 << 62
+"""A token budget that everything fits into."""
 
 
 class ModelInputs(NamedTuple):
-    """A micro-batch as the model takes it. Positions and attention are None on plain rows: causal, from 0."""
+    """The tensors of one forward pass. Plain rows are causal from position 0, so they need no positions or mask."""
 
     token_ids_RL: Tensor
     position_ids_RL: Tensor | None
     attention: attention.Segments | BlockMask | None
     predictors: Tensor
+    """For every completion token, the index of the hidden state that predicts it, in a flattened [R · L]."""
     targets: Tensor
+    """The completion tokens in the same order."""
 
 
-def to_model_inputs(batch: MicroBatch, *, shared_prefix: bool, device: torch.device) -> ModelInputs:
-    """The arrays of `batch` on `device`.
+def to_model_inputs(micro: MicroBatch, *, shared_prefix: bool, device: torch.device) -> ModelInputs:
+    """Copy a micro-batch to `device`.
 
-    Plain rows need no mask: they are padded on the right, where nothing that counts looks.
+    Plain rows are padded on the right, where no token of theirs looks.
 
     >>> group = Group("g", Prompt("p", [1, 2], "t"), tuple(Completion(f"g/{i}", [5], UNKNOWN) for i in range(2)))
-    >>> batch = lay_out(plan([group], 64, shared_prefix=True)[0], [group])
-    >>> layout = to_model_inputs(batch, shared_prefix=True, device=torch.device("cpu"))
-    >>> layout.position_ids_RL.tolist(), layout.attention.keys_NK.tolist()
+    >>> micro = build_micro_batch(plan_micro_batches([group], 64, shared_prefix=True)[0], [group])
+    >>> inputs = to_model_inputs(micro, shared_prefix=True, device=torch.device("cpu"))
+    >>> inputs.position_ids_RL.tolist(), inputs.attention.keys_NK.tolist()
     ([[0, 1, 2, 2]], [[0, 1, 2], [0, 1, 3]])
     """
-    positions: Tensor | None = None
-    looks: attention.Segments | BlockMask | None = None
+    position_ids: Tensor | None = None
+    mask: attention.Segments | BlockMask | None = None
     if shared_prefix:
-        positions = torch.from_numpy(batch.position_ids_RL).to(device)
+        position_ids = torch.from_numpy(micro.position_ids_RL).to(device)
         if device.type == "cuda":
-            looks = attention.block_mask(torch.from_numpy(batch.segment_ids_RL).to(device))
+            mask = attention.block_mask(torch.from_numpy(micro.segment_ids_RL).to(device))
         else:
-            looks = attention.segments_of(batch, device)
-    arrays = (batch.token_ids_RL, batch.predictors, batch.targets)
+            mask = attention.find_segments(micro, device)
+    arrays = (micro.token_ids_RL, micro.predictors, micro.targets)
     token_ids, predictors, targets = (torch.from_numpy(array).to(device) for array in arrays)
-    return ModelInputs(token_ids, positions, looks, predictors, targets)
+    return ModelInputs(token_ids, position_ids, mask, predictors, targets)
 
 
 class PolicyModel(nn.Module):
-    """A causal language model as the trainer uses it: a micro-batch in, log-prob and entropy of its tokens out.
+    """A causal language model whose forward pass takes a micro-batch and returns log-probs and entropies of its tokens.
 
-    Body and head meet in this one `forward`, so it is also the root for whoever shards the parameters. Dropout is off:
-    the trainer's log-probs are compared with the engine's.
+    It is the root module for FSDP: one `forward` uses both body and output head. Dropout is off, because the trainer's
+    log-probs are compared with the engine's.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     >>> policy_model = PolicyModel(LlamaForCausalLM(LlamaConfig(**sizes)))
     >>> group = Group("g", Prompt("p", [1, 2], "t"), (Completion("g/0", [5, 6, 7], UNKNOWN),))
-    >>> batch = lay_out(plan([group], 64, shared_prefix=False)[0], [group])
-    >>> policy_model(to_model_inputs(batch, shared_prefix=False, device=policy_model.device)).logprobs.shape
+    >>> micro = build_micro_batch(plan_micro_batches([group], 64, shared_prefix=False)[0], [group])
+    >>> policy_model(to_model_inputs(micro, shared_prefix=False, device=policy_model.device)).logprobs.shape
     torch.Size([3])
     """
 
@@ -94,11 +101,11 @@ class PolicyModel(nn.Module):
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
         self.compute_dtype: torch.dtype = next(model.parameters()).dtype
-        """What matrix products are made in; sharded parameters are cast to it."""
+        """The dtype of matrix products. FSDP casts sharded parameters to it."""
         if checkpoint_activations:
             for layer in model.modules():
                 if isinstance(layer, GradientCheckpointingLayer):
-                    # transformers' own switch needs train(), which would turn dropout on.
+                    # gradient_checkpointing_enable() works only after train(), which would turn dropout on.
                     layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
     @property
@@ -106,123 +113,151 @@ class PolicyModel(nn.Module):
         return next(self.parameters()).device
 
     @property
-    def vocabulary(self) -> int:
-        """Token ids are below it."""
+    def vocab_size(self) -> int:
+        """Number of input embeddings: every token id is smaller."""
         return int(self.model.get_input_embeddings().num_embeddings)
 
-    def forward(self, layout: ModelInputs) -> TokenStats:
+    def forward(self, inputs: ModelInputs) -> TokenStats:
         body, head = self.model.base_model, self.model.get_output_embeddings()
-        states = body(layout.token_ids_RL, use_cache=False, **_attention_arguments(layout))
-        # index_select and not [], whose gradient on CPU adds up in whatever order threads come.
-        hidden = states.last_hidden_state.flatten(0, 1).index_select(0, layout.predictors)
+        states = body(inputs.token_ids_RL, use_cache=False, **_attention_arguments(inputs))
+        # Not plain indexing: on CPU the order in which its gradient is summed depends on the threads.
+        hidden = states.last_hidden_state.flatten(0, 1).index_select(0, inputs.predictors)
         stats = token_stats(
             hidden,
             head.weight,
-            layout.targets,
+            inputs.targets,
             bias=head.bias,
             temperature=self.temperature,
             chunk_tokens=self.chunk_tokens,
         )
-        # No views: what FSDP hangs on them for the backward pass would be lost with an operation in place.
+        # Clones, not views: an in-place operation on a view would drop the backward hooks that FSDP puts on it.
         return TokenStats(*(values.clone() for values in stats))
 
     def logits(self, token_ids_RL: Tensor) -> Tensor:
-        """What the model itself makes of plain rows: `forward` is checked against it."""
+        """Return the logits that transformers computes for plain rows. FSDP gathers the parameters for it too."""
         logits: Tensor = self.model(token_ids_RL, use_cache=False).logits
         return logits
 
 
-def _attention_arguments(layout: ModelInputs) -> dict[str, object]:
-    match layout.attention:
+def _attention_arguments(inputs: ModelInputs) -> dict[str, object]:
+    """Return the keyword arguments that carry positions and attention to the model."""
+    match inputs.attention:
         case None:
             return {}
         case attention.Segments():
-            # transformers leaves a mask of four axes alone, and builds one of L × L, for nothing, if there is none.
-            untouched = layout.token_ids_RL.new_zeros(1, 1, 1, 1)
-            return {
-                "attention_mask": untouched,
-                "position_ids": layout.position_ids_RL,
-                "segments": layout.attention,
-            }
+            # transformers keeps a 4D mask as it is. Without a mask it would build one of L × L that nothing uses.
+            dummy_mask = inputs.token_ids_RL.new_zeros(1, 1, 1, 1)
+            positions = inputs.position_ids_RL
+            return {"attention_mask": dummy_mask, "position_ids": positions, "segments": inputs.attention}
         case mask:
-            return {"attention_mask": mask, "position_ids": layout.position_ids_RL}
+            return {"attention_mask": mask, "position_ids": inputs.position_ids_RL}
+
+
+@torch.inference_mode()
+def sequence_logprobs(
+    model: PolicyModel | PreTrainedModel, sequences: Sequence[Sequence[int]]
+) -> list[NDArray[np.float32]]:
+    """Return the log-probs of whole sequences at temperature 1: for n tokens, the n − 1 of those after the first.
+
+    The sequences are one padded batch, except if FSDP shards the model: then only `PolicyModel.logits` gathers the
+    parameters, one sequence at a time. The two ways differ by rounding.
+    """
+    if isinstance(model, PolicyModel):
+        if isinstance(model, FSDPModule):
+            return [_sharded_logprobs(model, torch.tensor(ids, device=model.device)) for ids in sequences]
+        model = model.model
+    lengths = torch.tensor([len(ids) for ids in sequences])
+    ids_NT = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
+    for row, ids in enumerate(sequences):
+        ids_NT[row, : len(ids)] = torch.tensor(ids)
+    present_NT = torch.arange(ids_NT.shape[1]) < lengths[:, None]
+    ids_NT, mask_NT = ids_NT.to(model.device), present_NT.long().to(model.device)
+    hidden_NTH = model.base_model(input_ids=ids_NT, attention_mask=mask_NT, use_cache=False).last_hidden_state
+    head = model.get_output_embeddings()
+    logprobs_NT = token_stats(hidden_NTH[:, :-1], head.weight, ids_NT[:, 1:], bias=head.bias).logprobs.cpu()
+    return [row[: length - 1].numpy() for row, length in zip(logprobs_NT, lengths.tolist(), strict=True)]
+
+
+def _sharded_logprobs(policy_model: PolicyModel, ids_T: Tensor) -> NDArray[np.float32]:
+    logprobs_TV = policy_model.logits(ids_T[None])[0, :-1].float().log_softmax(-1)
+    return logprobs_TV.gather(-1, ids_T[1:, None]).flatten().cpu().numpy()
 
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """What a model allows, and why."""
+    """The result of `check_model`."""
 
     shared_prefix: bool
+    """True if rows with a shared prefix give the same log-probs as plain rows."""
     message: str
 
 
 @torch.no_grad()
 def check_model(policy_model: PolicyModel, token_budget: int) -> ModelCheck:
-    """Whether rows with a shared prefix give this model's log-probs; raises if not even plain rows do.
+    """Test whether this model supports rows with a shared prefix. Raises `UnsupportedModel` if plain rows fail.
 
-    One group is scored both ways, with a prompt as long as the budget admits, so that an attention window shorter than
-    that shows. It costs the forward pass of one full micro-batch, twice.
+    It computes the log-probs of one group both ways. The prompt is as long as the budget allows, to detect an attention
+    window that is shorter. This costs the forward pass of one full micro-batch, twice. If the model supports shared
+    prefixes, its attention implementation is replaced.
     """
     limit = getattr(policy_model.model.config, "max_position_embeddings", token_budget)
-    answer = max(1, min(16, token_budget // 4))
-    prompt = max(1, min(token_budget, limit) - 2 * answer)
-    _check_head(policy_model, _made_up(policy_model.vocabulary, min(prompt, 16), answer))
-    group = _made_up(policy_model.vocabulary, prompt, answer)
-    plain = _second_answer(policy_model, group, shared_prefix=False)
-    own = policy_model.model.config._attn_implementation
+    completion = max(1, min(16, token_budget // 4))
+    prompt = max(1, min(token_budget, limit) - 2 * completion)
+    _check_head(policy_model, synthetic_group(policy_model.vocab_size, min(prompt, 16), completion, 2))
+    group = synthetic_group(policy_model.vocab_size, prompt, completion, 2)
+    plain = _second_completion(policy_model, group, shared_prefix=False)
+    original = policy_model.model.config._attn_implementation
     try:
         policy_model.model.set_attn_implementation(
             attention.NAME if policy_model.device.type != "cuda" else "flex_attention"
         )
-        difference = float((_second_answer(policy_model, group, shared_prefix=True) - plain).abs().mean())
-        why = f"its log-probs differ by {difference:.2g} from plain rows, at {prompt} prompt tokens"
-    except (TypeError, ValueError, RuntimeError) as refusal:  # whatever an architecture says to what it does not know
-        difference, why = math.inf, f"it takes neither positions nor attention from outside ({refusal})"
-    if difference <= _tolerance(policy_model):
+        difference = float((_second_completion(policy_model, group, shared_prefix=True) - plain).abs().mean())
+        reason = f"its log-probs differ by {difference:.2g} from plain rows, at {prompt} prompt tokens"
+    except (TypeError, ValueError, RuntimeError) as error:  # architectures reject unknown arguments in different ways
+        difference, reason = math.inf, f"it does not accept position ids and an attention mask ({error})"
+    if difference <= TOLERANCE[policy_model.compute_dtype]:
         return ModelCheck(True, f"prompts are computed once per group; log-probs within {difference:.1g} of plain rows")
-    policy_model.model.set_attn_implementation(own)
+    policy_model.model.set_attn_implementation(original)
     name = type(policy_model.model).__name__
-    message = f"{name} does not allow a shared prefix: {why}; every completion is computed with its own prompt, slower"
+    message = (
+        f"{name} does not allow a shared prefix: {reason}; each completion is computed with its own prompt, slower"
+    )
     logger.warning(message)
     return ModelCheck(False, message)
 
 
-def _tolerance(policy_model: PolicyModel) -> float:
-    return TOLERANCE[policy_model.compute_dtype]
-
-
 def _check_head(policy_model: PolicyModel, group: Group) -> None:
-    """Some models scale or cap their logits after the head, which chunked log-probs would miss."""
+    """Refuse models that scale or cap their logits after the output head: chunked log-probs would miss that."""
     ids = torch.from_numpy(np.concatenate([group.prompt.token_ids, group.completions[1].token_ids])).long()
     ids = ids[None].to(policy_model.device)
     logits = policy_model.logits(ids)[:, :-1] / policy_model.temperature
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    theirs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).flatten()[len(group.prompt.token_ids) - 1 :]
-    difference = float((_second_answer(policy_model, group, shared_prefix=False) - theirs).abs().mean())
+    expected = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).flatten()[len(group.prompt.token_ids) - 1 :]
+    difference = float((_second_completion(policy_model, group, shared_prefix=False) - expected).abs().mean())
     if math.isnan(difference):
         raise UnsupportedModel(
             f"{type(policy_model.model).__name__} has log-probs that are not finite: its weights are broken"
         )
-    if difference > _tolerance(policy_model):
+    if difference > TOLERANCE[policy_model.compute_dtype]:
         raise UnsupportedModel(
             f"{type(policy_model.model).__name__} changes its logits after the output head: log-probs from the "
             f"head alone are off by {difference:.2g}; use a model without logit scaling or soft-capping"
         )
 
 
-def _made_up(vocabulary: int, prompt: int, answer: int) -> Group:
-    """Tokens all over the vocabulary, the same on every machine."""
-    tokens = np.arange(1, prompt + 2 * answer + 1) * 7919 % vocabulary
-    answers = (tokens[prompt : prompt + answer], tokens[prompt + answer :])
-    completions = tuple(Completion(f"made-up/{i}", ids, UNKNOWN) for i, ids in enumerate(answers))
-    return Group("made-up", Prompt("made-up", tokens[:prompt], "made-up"), completions)
+def synthetic_group(vocab_size: int, prompt: int, completion: int, size: int) -> Group:
+    """Return a group of `size` completions with tokens from all over the vocabulary, the same on every machine."""
+    tokens = np.arange(1, prompt + size * completion + 1) * 7919 % vocab_size
+    completions = (Completion(f"synthetic/{i}", ids, UNKNOWN) for i, ids in enumerate(np.split(tokens[prompt:], size)))
+    return Group("synthetic", Prompt("synthetic", tokens[:prompt], "synthetic"), tuple(completions))
 
 
-def _second_answer(policy_model: PolicyModel, group: Group, *, shared_prefix: bool) -> Tensor:
-    """Log-probs of the second completion: on a shared row, the first stands between it and the prompt."""
+def _second_completion(policy_model: PolicyModel, group: Group, *, shared_prefix: bool) -> Tensor:
+    """Return the log-probs of the second completion. On a shared row, the first one is between it and the prompt."""
     if not shared_prefix:
         group = Group(group.id, group.prompt, group.completions[1:])
-    [part] = plan([group], 1 << 62, shared_prefix=shared_prefix)
-    layout = to_model_inputs(lay_out(part, [group]), shared_prefix=shared_prefix, device=policy_model.device)
-    stats: TokenStats = policy_model(layout)
+    [plan] = plan_micro_batches([group], UNLIMITED, shared_prefix=shared_prefix)
+    micro = build_micro_batch(plan, [group])
+    inputs = to_model_inputs(micro, shared_prefix=shared_prefix, device=policy_model.device)
+    stats: TokenStats = policy_model(inputs)
     return stats.logprobs[-len(group.completions[-1].token_ids) :]

@@ -1,12 +1,13 @@
-"""The policy spread over ranks with FSDP2: every rank holds a slice of each parameter, gradient and moment.
+"""Training on several ranks with FSDP2: each rank holds a slice of every parameter, gradient and Adam moment.
 
     ranks = join(rank, size, rendezvous)          # the process group
-    shard(policy_model, compute=torch.bfloat16)         # in place, before the optimiser is made
+    shard(policy_model, compute=torch.bfloat16)   # in place, before you make the optimizer
     trainer = Trainer(policy_model, MasterAdamW(policy_model, …), …, ranks=ranks)
+    serving_state(policy_model, torch.bfloat16)   # whole tensors again, for the weight log
 
-Slices are the float32 master weights. A block is gathered, in the compute dtype, when its forward or backward runs, and
-let go after it. Gradients are summed over ranks in float32, and not averaged: the loss is divided by counts of the
-whole batch already.
+The slices are the float32 master weights. FSDP gathers a block, in the compute dtype, for its forward and its backward
+pass, and frees it after each. Gradients are summed over ranks in float32, not averaged: the loss is already divided by
+counts of the whole batch.
 """
 
 import os
@@ -30,10 +31,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together; alone by default.
+    """This process among those that train together. The default is a process on its own.
 
-    >>> alone = Ranks()
-    >>> alone.share(["a", "b", "c"])
+    >>> Ranks().share(["a", "b", "c"])
     [('a', True), ('b', True), ('c', True)]
     """
 
@@ -42,26 +42,27 @@ class Ranks:
     group: distributed.ProcessGroup | None = None
 
     def share(self, items: Sequence[T]) -> list[tuple[T, bool]]:
-        """Every `size`-th item, and whether it counts. All ranks get equally many: sharded forwards meet in pairs.
+        """Return every `size`-th item, with True if it counts.
 
-        Where items run out, a rank repeats the last one, which then does not count.
+        All ranks get the same number of items, because a forward pass of a sharded model needs all ranks. A rank that
+        would get one item less repeats the last item, which then does not count.
 
         >>> [Ranks(rank, 2).share(["a", "b", "c"]) for rank in (0, 1)]
         [[('a', True), ('c', True)], [('b', True), ('c', False)]]
         """
         rounds = -(-len(items) // self.size)
-        places = [turn * self.size + self.rank for turn in range(rounds)]
-        return [(items[min(place, len(items) - 1)], place < len(items)) for place in places]
+        indices = [turn * self.size + self.rank for turn in range(rounds)]
+        return [(items[min(index, len(items) - 1)], index < len(items)) for index in indices]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Summed over ranks, in place; as it is when alone."""
+        """Sum a tensor over all ranks, in place. It also works as a barrier."""
         if self.size > 1:
             distributed.all_reduce(values, group=self.group)
         return values
 
 
-PATIENCE: Final = timedelta(minutes=10)
-"""How long a rank waits for the others in one exchange. Somebody may be writing a checkpoint or publishing."""
+COLLECTIVE_TIMEOUT: Final = timedelta(minutes=10)
+"""How long a rank waits for the others in one collective. Another rank may be writing a checkpoint or publishing."""
 
 
 def join(
@@ -71,53 +72,53 @@ def join(
     *,
     device: str = "cpu",
     loopback: bool = True,
-    patience: timedelta = PATIENCE,
+    timeout: timedelta = COLLECTIVE_TIMEOUT,
 ) -> Ranks:
-    """Become rank `rank` of `size`; returns when all have come.
+    """Join the process group as rank `rank` of `size`; return when all ranks have joined.
 
-    Ranks meet at a file that all of them see, `file:///…`. Those of one machine talk over the loopback interface:
-    nothing listens beyond it. Those of several machines, with `loopback` off, talk over the interface that the
-    environment names (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`).
+    The rendezvous is a file that all ranks can see, `file:///…`. With `loopback`, all ranks are on one machine and use
+    only the loopback interface. Without it, they use the interface that the environment names
+    (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`).
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     ranks = join(0, 1, f"file://{place}/meet")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ranks = join(0, 1, f"file://{folder}/meet")
     ...     leave()
     >>> ranks.rank, ranks.size
     (0, 1)
     """
     if loopback:
-        inside = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-        os.environ.update(GLOO_SOCKET_IFNAME=inside, NCCL_SOCKET_IFNAME=inside)
+        interface = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
         init_method=rendezvous,
         rank=rank,
         world_size=size,
-        timeout=patience,
+        timeout=timeout,
     )
     return Ranks(rank, size, distributed.group.WORLD)
 
 
 def leave() -> None:
-    """End what `join` began."""
+    """Leave the process group."""
     distributed.destroy_process_group()
 
 
 def shard(policy_model: PolicyModel, *, compute: torch.dtype) -> None:
-    """Spread the parameters over all ranks, in place. They must be the same on every rank, in float32.
+    """Shard the parameters over all ranks, in place. They must be equal on every rank, and float32.
 
-    The root is gathered again for the backward pass, like every block: one more exchange, but between two passes
-    nothing stays behind that an update, a refresh or a checkpoint could make untrue.
+    The root is resharded after the forward pass, like every block. This costs one more all-gather, but no gathered copy
+    stays behind that an update, a refresh of the reference policy or a restored checkpoint would make stale.
     """
     if wrong := [(name, p.dtype) for name, p in policy_model.named_parameters() if p.dtype != torch.float32]:
         raise ValueError(
-            f"{wrong[0][0]} is {wrong[0][1]}: slices are the master weights, so load the model "
-            "in float32 and give the dtype to compute in as `compute`"
+            f"{wrong[0][0]} is {wrong[0][1]}: the slices are the master weights, so load the model in float32 and give "
+            "the dtype for matrix products as `compute`"
         )
     mesh = init_device_mesh(policy_model.device.type, (distributed.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=None if compute == torch.float32 else compute, reduce_dtype=torch.float32)
-    for module in [*blocks_of(policy_model), policy_model]:
+    for module in [*transformer_blocks(policy_model), policy_model]:
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)
@@ -126,16 +127,16 @@ def shard(policy_model: PolicyModel, *, compute: torch.dtype) -> None:
     policy_model.compute_dtype = compute
 
 
-def blocks_of(policy_model: PolicyModel) -> list[nn.Module]:
-    """The layers that are gathered one after another."""
+def transformer_blocks(policy_model: PolicyModel) -> list[nn.Module]:
+    """Return the layers that FSDP gathers one at a time."""
     return [module for module in policy_model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def serving_state(policy_model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors as a Hugging Face state dict has them, for the weight log; a tied head comes once.
+    """Yield whole tensors for the weight log, by their names in a Hugging Face state dict. A tied head comes once.
 
-    One parameter is whole at a time, rounded before it is gathered. Every rank iterates to the end, and rank 0 alone is
-    given the tensors; a process that is alone is rank 0.
+    Each parameter is rounded, then gathered, one at a time. Every rank must iterate to the end; only rank 0 receives
+    tensors.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
@@ -154,7 +155,7 @@ def serving_state(policy_model: PolicyModel, dtype: torch.dtype) -> Iterator[tup
 
 
 def named_tensors(policy_model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers by their names in a Hugging Face state dict, a tied one once."""
+    """Yield parameters and persistent buffers by their names in a Hugging Face state dict, a tied one once."""
     stored = policy_model.model.state_dict().keys()
     yield from ((name, parameter.detach()) for name, parameter in policy_model.model.named_parameters())
     yield from ((name, buffer) for name, buffer in policy_model.model.named_buffers() if name in stored)

@@ -1,8 +1,8 @@
-"""Drift, gates, and what improvement the data still promises, from the log-probs of the updates themselves.
+"""Drift, gates and the improvement bound, computed from the log-probs of the updates.
 
-No forward pass is made for them: the proximal policy's log-probs are those of the first update, the policy's those of
-the last. Token figures are sums over tokens and sequence figures sums over a completion's tokens, so that ranks add up.
-Everything is about the completions trained on, and drift about those of them whose behavior log-probs are known.
+They need no extra forward pass: the first update's log-probs are the proximal policy's, the last update's are the
+policy's. All figures come from sums over tokens or completions, so ranks can add them up. They cover the completions
+that are trained on; drift covers those with known behavior log-probs.
 """
 
 import math
@@ -14,26 +14,20 @@ import torch
 from torch import Tensor
 
 from offbeat.metrics import METRICS
-from offbeat.objective.bound import (
-    PAPER_FACTOR,
-    TIGHT_FACTOR,
-    effective_sample_size,
-    group_bounds,
-    predicted_gain,
-)
-from offbeat.objective.ratios import bounded_exp, linear_exp, log_ratios
-from offbeat.trainer.batch import NO_LAG, Batch, MicroBatchStreams
+from offbeat.objective.bound import PAPER_FACTOR, TIGHT_FACTOR, effective_sample_size, group_bounds, predicted_gain
+from offbeat.objective.losses import bounded_exp, linear_exp, log_ratios
+from offbeat.trainer.batch import NO_LAG, Batch, MicroBatchTensors
 from offbeat.trainer.fsdp import Ranks
 from offbeat.types import Unscorable
 
 LAG_BUCKETS: Final = ("0", "1", "2-3", "4-7", "8-15", "16-31", "32+", "none")
-"""Steps of lag; 'none' for tokens that no version of ours wrote."""
+"""Lag in steps; 'none' for tokens with `NO_LAG`."""
 
 
-def bucket_of(lags: Tensor) -> Tensor:
-    """Which of `LAG_BUCKETS` each lag is in.
+def bucket_indices(lags: Tensor) -> Tensor:
+    """Return the index in `LAG_BUCKETS` of each lag.
 
-    >>> [LAG_BUCKETS[b] for b in bucket_of(torch.tensor([0, 1, 3, 4, 31, 900, NO_LAG])).tolist()]
+    >>> [LAG_BUCKETS[b] for b in bucket_indices(torch.tensor([0, 1, 3, 4, 31, 900, NO_LAG])).tolist()]
     ['0', '1', '2-3', '4-7', '16-31', '32+', 'none']
     """
     edges = torch.tensor([1, 2, 4, 8, 16, 32], device=lags.device)
@@ -41,40 +35,15 @@ def bucket_of(lags: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What one update's forward pass over one micro-batch found."""
-
-    policy_NT: Tensor
-    entropies_NT: Tensor
-    passed_NT: Tensor
-    """Tokens that gate and rejection let through."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Everything known about one micro-batch at the end of a step."""
-
-    part: MicroBatchStreams
-    passes: list[Pass]
-    """Of the updates, in order."""
-    reference_NT: Tensor | None
-
-    @property
-    def proximal_NT(self) -> Tensor:
-        """The first update starts from the proximal policy."""
-        return self.passes[0].policy_NT
-
-
-@dataclass(frozen=True)
 class Measures:
-    """The figures of a step, by their names in `offbeat.metrics`, overall and by lag."""
+    """The metrics of a step, overall and by lag bucket. `offbeat.metrics` declares their names."""
 
     overall: dict[str, float]
     by_lag: dict[str, dict[str, float]]
 
 
 TAIL: Final = math.log(10)
-"""Of log π_k/α: tokens that have become ten times likelier or rarer."""
+"""|log π_k/α| beyond this: the token has become ten times more or less likely."""
 _SUMS: Final = (
     "tokens", "entropy", "known", "tv", "kl", "tail", "gap", "lagged", "lag",
     "up", "up_stopped", "down", "down_stopped", "reference", "reference_kl",
@@ -89,39 +58,39 @@ _TOKEN_FIGURES: Final = {
     "gate_stopped_down": ("down_stopped", "down"),
     "reference_kl": ("reference_kl", "reference"),
 }
-"""Metric: sum over sum."""
+"""Each metric is the ratio of two sums."""
 
 
-def measure(batch: Batch, seen: Sequence[Seen], *, gated: bool, ranks: Ranks) -> Measures:
-    """The figures of a step. What cannot be told (no log-probs, no gate, no token at lag 0) is left out."""
-    device = seen[0].proximal_NT.device
+def measure(batch: Batch, parts: Sequence[MicroBatchTensors], *, gated: bool, ranks: Ranks) -> Measures:
+    """Return the metrics of a step, without those it has no data for (no log-probs, no gate, no token at lag 0)."""
+    device = parts[0].mask_NT.device
     sums_SK = torch.zeros(len(_SUMS), len(LAG_BUCKETS), dtype=torch.float64, device=device)
     sequences = torch.zeros(3, batch.rewards_BG.numel(), dtype=torch.float64, device=device)
-    for one in seen:
-        _add_tokens(sums_SK, one, gated)
-        _add_sequences(sequences, one)
+    for part in parts:
+        _add_tokens(sums_SK, part, gated)
+        _add_sequences(sequences, part)
     sums_SK, sequences = ranks.sum(sums_SK).cpu(), ranks.sum(sequences).cpu()
     overall = _token_figures(sums_SK.sum(-1)) | _credit_figures(batch) | _sequence_figures(batch, sequences)
     columns = dict(zip(_SUMS, sums_SK, strict=True))
     if float(columns["known"][0]) > 0:
         overall["engine_gap"] = float(columns["gap"][0] / columns["known"][0])
     by_lag = {}
-    for place, bucket in enumerate(LAG_BUCKETS):
-        if float(columns["tokens"][place]) > 0:
-            by_lag[bucket] = _token_figures(sums_SK[:, place]) | _group_figures(batch, sequences, place)
+    for bucket, name in enumerate(LAG_BUCKETS):
+        if float(columns["tokens"][bucket]) > 0:
+            by_lag[name] = _token_figures(sums_SK[:, bucket]) | _group_figures(batch, sequences, bucket)
     assert overall.keys() <= METRICS.keys()
     return Measures(overall, by_lag)
 
 
-def _add_tokens(sums_SK: Tensor, one: Seen, gated: bool) -> None:
-    part, mask_NT = one.part, one.part.mask_NT
+def _add_tokens(sums_SK: Tensor, part: MicroBatchTensors, gated: bool) -> None:
+    mask_NT, first, last = part.mask_NT, part.passes[0], part.passes[-1]
     known_NT = mask_NT & ~part.behavior_NT.isnan()
-    drift_NT = log_ratios(one.proximal_NT, part.behavior_NT, known_NT)
+    drift_NT = log_ratios(first.policy_NT, part.behavior_NT, known_NT)
     ratios_NT = bounded_exp(drift_NT)
     up_NT, down_NT = (mask_NT & side[:, None] for side in (part.advantages_N > 0, part.advantages_N < 0))
     values = {
         "tokens": mask_NT,
-        "entropy": one.passes[0].entropies_NT,
+        "entropy": first.entropies_NT,
         "known": known_NT,
         "tv": (ratios_NT - 1).abs() / 2,
         "kl": ratios_NT - 1 - drift_NT,
@@ -131,25 +100,25 @@ def _add_tokens(sums_SK: Tensor, one: Seen, gated: bool) -> None:
         "lag": part.lags_NT.clamp(min=0),
     }
     if gated:
-        stopped_NT = torch.stack([~made.passed_NT for made in one.passes]).sum(0)
-        values |= {"up": up_NT * len(one.passes), "down": down_NT * len(one.passes)}
+        stopped_NT = torch.stack([~update.passed_NT for update in part.passes]).sum(0)
+        values |= {"up": up_NT * len(part.passes), "down": down_NT * len(part.passes)}
         values |= {"up_stopped": up_NT * stopped_NT, "down_stopped": down_NT * stopped_NT}
-    if one.reference_NT is not None:
-        difference_NT = log_ratios(one.passes[-1].policy_NT, one.reference_NT, mask_NT)
+    if part.reference_NT is not None:
+        difference_NT = log_ratios(last.policy_NT, part.reference_NT, mask_NT)
         values |= {"reference": mask_NT, "reference_kl": linear_exp(-difference_NT) + difference_NT - 1}
-    buckets = bucket_of(part.lags_NT)[mask_NT]
+    buckets = bucket_indices(part.lags_NT)[mask_NT]
     for name, value_NT in values.items():
         sums_SK[_SUMS.index(name)].index_add_(0, buckets, value_NT[mask_NT].double())
 
 
-def _add_sequences(sequences: Tensor, one: Seen) -> None:
-    """Into rows of [B · G]: log π_k/α and log π/α of whole completions, and whether they are known."""
-    part = one.part
+def _add_sequences(sequences: Tensor, part: MicroBatchTensors) -> None:
+    """Add to three rows of [B · G]: log π_k/α and log π/α of whole completions, and whether both are known."""
     known_NT = part.mask_NT & ~part.behavior_NT.isnan()
     known_N = part.mask_NT.any(-1) & (known_NT == part.mask_NT).all(-1)
-    values = [log_ratios(x, part.behavior_NT, known_NT).sum(-1) for x in (one.proximal_NT, one.passes[-1].policy_NT)]
+    policies = (part.passes[0].policy_NT, part.passes[-1].policy_NT)
+    values = [log_ratios(x, part.behavior_NT, known_NT).sum(-1) for x in policies]
     for row, value_N in zip(sequences, [*values, known_N], strict=True):
-        row.index_add_(0, part.places_N, torch.where(known_N, value_N, 0).double())
+        row.index_add_(0, part.flat_indices_N, torch.where(known_N, value_N, 0).double())
 
 
 def _token_figures(sums_S: Tensor) -> dict[str, float]:
@@ -185,7 +154,7 @@ def _sequence_figures(batch: Batch, sequences: Tensor) -> dict[str, float]:
 
 
 def _group_figures(batch: Batch, sequences: Tensor, bucket: int | None) -> dict[str, float]:
-    """Of groups whose oldest version is in `bucket`; of all, if None."""
+    """Return the figures of the groups whose oldest version is in `bucket`; of all groups if it is None."""
     proximal_BG, _, known_BG = (row.view(batch.rewards_BG.shape) for row in sequences)
     known_BG = known_BG > 0
     if bucket is not None:
@@ -201,4 +170,4 @@ def _group_figures(batch: Batch, sequences: Tensor, bucket: int | None) -> dict[
 def _group_buckets(batch: Batch) -> Tensor:
     versions = [group.oldest_version for group in batch.groups]
     lags = [NO_LAG if v is None or v > batch.step else batch.step - v for v in versions]
-    return bucket_of(torch.tensor(lags))
+    return bucket_indices(torch.tensor(lags))

@@ -1,8 +1,8 @@
-"""AdamW on float32 master weights: schedules, clipping, and the check that refuses an update.
+"""AdamW on float32 master weights, with learning-rate schedules and gradient clipping.
 
-A parameter held in bfloat16 gets a float32 master that AdamW moves; gradients of all micro-batches add up in float32,
-and after the update the parameter is the master, rounded. A float32 parameter is its own master, which is also how a
-sharded model with mixed precision works. Nothing else in the trainer knows the difference.
+AdamW moves a float32 master copy of each bfloat16 parameter. Gradients of all micro-batches add up in float32. After
+the update, the parameter is the rounded master. A float32 parameter is its own master, also when FSDP shards the model
+with mixed precision. No other part of the trainer sees the difference.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch.optim import AdamW
 
 
 class Decay(StrEnum):
-    """What the learning rate does after the warm-up."""
+    """The shape of the learning rate after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -26,7 +26,7 @@ class Decay(StrEnum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate as a function of the step: nothing to save, nothing to resume.
+    """The learning rate as a function of the step, so a checkpoint need not hold it.
 
     >>> schedule = Schedule(1e-6, warmup_steps=4, decay=Decay.COSINE, total_steps=104, floor=0.1)
     >>> [round(schedule.at(step) * 1e6, 3) for step in (0, 3, 4, 54, 104, 500)]
@@ -35,22 +35,22 @@ class Schedule:
 
     peak: float
     warmup_steps: int = 0
-    """Steps of linear rise; the first has peak / warmup_steps, never 0."""
+    """Steps of linear increase. The first step has peak / warmup_steps, never 0."""
     decay: Decay = Decay.CONSTANT
     total_steps: int = 0
-    """When the decay has reached the floor, counted from step 0; unused by a constant rate."""
+    """The step at which the decay reaches the floor. A constant rate ignores it."""
     floor: float = 0.0
-    """The share of the peak that is left at the end."""
+    """The final rate as a fraction of the peak."""
 
     def __post_init__(self) -> None:
         if self.decay is not Decay.CONSTANT and self.total_steps <= self.warmup_steps:
             raise ValueError(
-                f"total_steps = {self.total_steps}: a {self.decay.value} decay ends after the warm-up of "
+                f"total_steps = {self.total_steps}: a {self.decay.value} decay must end after the warm-up of "
                 f"{self.warmup_steps} steps; give the number of steps of the run"
             )
 
     def at(self, step: int) -> float:
-        """The rate for the step after `step` steps."""
+        """Return the rate for the next step after `step` steps."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         if self.decay is Decay.CONSTANT:
@@ -62,21 +62,21 @@ class Schedule:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW's."""
+    """The settings of AdamW."""
 
     schedule: Schedule = Schedule(1e-6)
     betas: tuple[float, float] = (0.9, 0.999)
-    """beta1 = 0 forgets the direction of earlier batches: for jumps in lag."""
+    """beta1 = 0 drops the momentum of earlier batches, which helps when lag jumps."""
     epsilon: float = 1e-8
     weight_decay: float = 0.0
-    """On matrices only. Norms and biases are scales, and an embedding row would shrink with every batch that does not
-    contain its token: words the task never uses would fade."""
+    """Applied to matrices only. Norms and biases are scales. An embedding row would shrink with every batch that does
+    not contain its token, so words that the task never uses would fade."""
     max_grad_norm: float = 1.0
-    """Of all gradients together; math.inf does not clip."""
+    """Limit for the norm of all gradients together; math.inf does not clip."""
 
 
 class MasterAdamW:
-    """The optimiser of one model.
+    """AdamW for one model.
 
     >>> model = nn.Linear(2, 1, bias=False, dtype=torch.bfloat16)
     >>> optimizer = MasterAdamW(model, OptimizerSettings(Schedule(1e-2)))
@@ -102,22 +102,22 @@ class MasterAdamW:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        # The moments are there from the start: a checkpoint always has the same pieces, and memory that the second
-        # batch would need is missed before the first.
+        # Allocate the moments now. Then every checkpoint has the same tensors, and a lack of memory shows before the
+        # first batch.
         for master in self._masters.values():
             moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
             self._adamw.state[master] = {"step": torch.zeros((), device=master.device)} | moments
 
     def grad_norm(self) -> float:
-        """Of everything accumulated since the last update; not finite means that an update would do harm."""
+        """Return the norm of the gradients since the last update. If it is not finite, call `discard`."""
         norm = nn.utils.get_total_norm(self._gradients())
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def update(self, step: int, norm: float | None = None) -> float:
-        """Clip by `norm` (of the gradients, if it is known), move, forget the gradients; the learning rate used."""
+        """Clip, update and clear the gradients; return the learning rate. Give `norm` if you know it already."""
         norm = self.grad_norm() if norm is None else norm
         if not math.isfinite(norm):
-            raise ValueError(f"the gradient's norm is {norm}: call discard, not update")
+            raise ValueError(f"the gradient's norm is {norm}: call discard() instead of update()")
         rate = self.settings.schedule.at(step)
         if norm > self.settings.max_grad_norm:
             torch._foreach_mul_(self._gradients(), self.settings.max_grad_norm / norm)
@@ -129,11 +129,11 @@ class MasterAdamW:
         return rate
 
     def discard(self) -> None:
-        """Forget the gradients; parameters, masters and moments stay as they are."""
+        """Clear the gradients without an update."""
         self._adamw.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What there is to remember, by kind and parameter. Whoever fills them in place calls `round_parameters` after.
+        """Return the state by kind and parameter name. After you fill it in place, call `round_parameters`.
 
         >>> optimizer = MasterAdamW(nn.Linear(2, 1, bias=False), OptimizerSettings())
         >>> sorted(optimizer.tensors())
@@ -149,25 +149,25 @@ class MasterAdamW:
 
     @torch.no_grad()
     def round_parameters(self) -> None:
-        """Make every parameter held in less than float32 its master, rounded."""
+        """Copy every master into its lower-precision parameter, rounded."""
         for name, parameter in self._parameters.items():
             if self._masters[name] is not parameter:
                 parameter.copy_(self._masters[name])
 
 
 def _master(parameter: nn.Parameter) -> Tensor:
-    """What AdamW moves, with the gradient of all backward passes added up on it."""
+    """Return the tensor that AdamW updates. The gradients of all backward passes accumulate on it."""
     if parameter.dtype.itemsize >= 4:
         return parameter
     master = parameter.detach().float()
 
-    def move_gradient(rounded: Tensor) -> None:
-        assert rounded.grad is not None
+    def move_gradient(source: Tensor) -> None:
+        assert source.grad is not None
         if master.grad is None:
-            master.grad = rounded.grad.float()
+            master.grad = source.grad.float()
         else:
-            master.grad += rounded.grad
-        rounded.grad = None
+            master.grad += source.grad
+        source.grad = None
 
     parameter.register_post_accumulate_grad_hook(move_gradient)
     return master

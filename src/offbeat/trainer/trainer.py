@@ -1,62 +1,71 @@
 """One step of the trainer: i updates on a batch of B groups.
 
-    groups ─ find_faults ─ assemble (credit, once) ─ plan (micro-batches)
-                                                       │
-        update 1   forward + backward of every micro-batch, then AdamW      its log-probs are the proximal policy's
-        update 2…i the same with the proximal log-probs kept                 no pass is made for them
-                                                       │
-                                                    measure ─ Trained, or Refused with the groups to blame
+    groups ─ find_faults ─ assemble_batch (credit, once) ─ plan_micro_batches
+                                                             │
+        update 1    forward and backward of every micro-batch, then AdamW
+        update 2…i  the same; the log-probs of update 1 are the proximal policy's, so it needs no pass of its own
+                                                             │
+                                                    measure ─ Trained, or RefusedBatch with the broken groups
 
-The loss is divided by counts of the whole batch, so neither the micro-batches nor the ranks they fall to change it.
-Nothing here draws random numbers: the same state and the same groups give the same policy.
+The loss is divided by counts of the whole batch, so it does not depend on how the batch is cut into micro-batches or
+spread over ranks. Nothing here draws random numbers: the same state and the same groups give the same policy.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.errors import NoGradient
 from offbeat.objective.losses import Loss, Streams, policy_loss
 from offbeat.objective.spec import Need, NoGate, Objective
-from offbeat.trainer.batch import Batch, MicroBatchStreams, assemble, find_faults, to_streams
-from offbeat.trainer.forward import ModelCheck, PolicyModel, check_model
+from offbeat.trainer.batch import (
+    Batch,
+    ForwardPass,
+    MicroBatchTensors,
+    assemble_batch,
+    build_micro_batch,
+    plan_micro_batches,
+    to_tensors,
+)
+from offbeat.trainer.forward import ModelCheck, ModelInputs, PolicyModel, check_model, to_model_inputs
 from offbeat.trainer.fsdp import Ranks
-from offbeat.trainer.measures import Pass, Seen, measure
+from offbeat.trainer.measures import measure
 from offbeat.trainer.optimizer import MasterAdamW
-from offbeat.trainer.packing import lay_out, plan
-from offbeat.types import UNKNOWN, Group
+from offbeat.types import UNKNOWN, Completion, Group, Score, invalid_logprobs, is_finite_number, outside_vocabulary
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What a step is."""
+    """The settings of a training step."""
 
     objective: Objective
     updates_per_batch: int = 1
     """i."""
     token_budget: int = 4096
-    """Tokens of a micro-batch, padding included; also the longest prompt and completion that can be trained on."""
+    """Tokens of a micro-batch, padding included; also the longest prompt plus completion that can be trained on."""
     length_limit: int | None = None
-    """The constant of aggregate 'constant'."""
+    """The divisor of the aggregate 'constant'."""
     refresh_every: int = 0
-    """Steps between copies of the policy into the reference; 0 keeps the first."""
+    """Steps between copies of the policy into the reference policy; 0 keeps the first reference."""
     seed: int = 0
-    """Of RED-Drop's draws, by group id."""
+    """RED-Drop draws from it, by group id."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a step did."""
+    """The result of a step that updated the policy."""
 
     step: int
-    """Steps taken, this one included: the version of the policy now."""
+    """Steps taken, including this one: the version of the policy now."""
     updates: int
-    """Fewer than asked for where the gate stopped every token."""
+    """Fewer than `updates_per_batch` if the gate stopped every token."""
     groups: tuple[str, ...]
-    """Those that pushed the policy."""
+    """Ids of the groups that had a forward pass."""
     zero_variance: tuple[str, ...]
     too_small: tuple[str, ...]
     drift: float | None
@@ -67,22 +76,22 @@ class Trained:
 
 @dataclass(frozen=True)
 class RefusedBatch:
-    """An update that was not made: parameters and optimiser are as before it."""
+    """An update that was not made. Parameters and optimizer are as they were before it."""
 
     faults: dict[str, str]
-    """Groups to quarantine, by id, each with its reason."""
+    """Groups to quarantine: by id, with the reason."""
     updates: int = 0
-    """Updates of this batch that were made before; where there are any, the step counts."""
+    """Updates of this batch that were made before the refused one. If there are any, the step counts."""
 
 
 @dataclass
 class Trainer:
-    """The policy being trained, its optimiser, and k, the steps taken: what a checkpoint holds.
+    """The policy model, its optimizer, and k, the number of steps taken. A checkpoint holds all of it.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from offbeat.objective.presets import PRESETS
     >>> from offbeat.trainer.optimizer import OptimizerSettings
-    >>> from offbeat.types import Completion, Prompt, Score
+    >>> from offbeat.types import Prompt
     >>> sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     >>> policy_model = PolicyModel(LlamaForCausalLM(LlamaConfig(**sizes)))
     >>> optimizer = MasterAdamW(policy_model, OptimizerSettings())
@@ -106,45 +115,45 @@ class Trainer:
         if needed and self.reference is None:
             raise ValueError("this objective has a KL term to a reference policy: give a second model as `reference`")
         if not needed and self.reference is not None:
-            raise ValueError("no term of this objective looks at a reference policy: leave `reference` out")
+            raise ValueError("this objective does not use a reference policy: leave `reference` out")
         self.check = check_model(self.policy_model, self.settings.token_budget)
         if self.reference is not None:
             check_model(self.reference.requires_grad_(False), self.settings.token_budget)
 
     def train(self, groups: Sequence[Group], *, prior_B2: Tensor | None = None) -> Trained | RefusedBatch:
-        """One step on `groups`, the whole batch on every rank; `prior_B2` is for shrunk advantages.
+        """Take one step on `groups`. Every rank gets the whole batch. Only shrunk advantages need `prior_B2`.
 
-        Raises `NoGradient` where the batch has nothing to teach.
+        Raises `NoGradient` if no token of the batch would move the policy.
         """
         settings, objective = self.settings, self.settings.objective
-        budget, vocabulary = settings.token_budget, self.policy_model.vocabulary
-        if faults := find_faults(groups, objective, token_budget=budget, vocabulary=vocabulary):
+        budget, vocab_size = settings.token_budget, self.policy_model.vocab_size
+        if faults := find_faults(groups, objective, token_budget=budget, vocab_size=vocab_size):
             return RefusedBatch(faults)
-        batch = assemble(groups, objective, step=self.step, seed=settings.seed, prior_B2=prior_B2)
+        batch = assemble_batch(groups, objective, step=self.step, seed=settings.seed, prior_B2=prior_B2)
         if not batch.trimmed:
-            raise NoGradient(_nothing_to_train(batch))
+            raise NoGradient(_no_reward_difference(batch))
 
-        seen = self._lay_out(batch)
+        parts = self._make_micro_batches(batch)
         figures: dict[str, float] = {}
         updates = 0
         for _ in range(settings.updates_per_batch):
-            loss, pushing, faulty_B = self._forward_backward(batch, seen)
+            loss, moving_tokens, faulty_B = self._forward_backward(batch, parts)
             norm = self.optimizer.grad_norm()
-            if faults := _faults(batch, faulty_B, norm):
+            if faults := _non_finite(batch, faulty_B, norm):
                 self.optimizer.discard()
                 self.step += updates > 0
                 return RefusedBatch(faults, updates)
-            if pushing == 0:
+            if moving_tokens == 0:
                 self.optimizer.discard()
                 break
             rate = self.optimizer.update(self.step, norm)
             figures = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
             updates += 1
         if updates == 0:
-            raise NoGradient(_nobody_pushed(batch))
+            raise NoGradient(_no_token_passed(batch))
 
         gated = not isinstance(objective.gate, NoGate) or objective.reject is not None
-        measures = measure(batch, seen, gated=gated, ranks=self.ranks)
+        measures = measure(batch, parts, gated=gated, ranks=self.ranks)
         self.step += 1
         self._refresh_reference()
         return Trained(
@@ -158,39 +167,43 @@ class Trainer:
             by_lag=measures.by_lag,
         )
 
-    def _lay_out(self, batch: Batch) -> list[Seen]:
-        """This rank's micro-batches, the longest first, with the reference policy's log-probs if there is one."""
-        shared, device = self.check.shared_prefix, self.policy_model.device
-        plans = plan(batch.trimmed, self.settings.token_budget, shared_prefix=shared)
-        seen = []
-        for one, counts in self.ranks.share(plans):
-            micro = lay_out(one, batch.trimmed)
-            part = to_streams(batch, micro, shared_prefix=shared, counts=counts, device=device)
-            reference_NT = None
+    def _make_micro_batches(self, batch: Batch) -> list[MicroBatchTensors]:
+        """Return this rank's micro-batches, the longest first, with the reference policy's log-probs if needed."""
+        plans = plan_micro_batches(batch.trimmed, self.settings.token_budget, shared_prefix=self.check.shared_prefix)
+        parts = []
+        for plan, counted in self.ranks.share(plans):
+            micro = build_micro_batch(plan, batch.trimmed)
+            part = to_tensors(batch, micro, counted=counted, device=self.policy_model.device)
             if self.reference is not None:
                 with torch.no_grad():
-                    reference_NT = part.padded(self.reference(part.layout).logprobs)
-            seen.append(Seen(part, [], reference_NT))
-        return seen
+                    part.reference_NT = part.pad(self.reference(self._model_inputs(part)).logprobs)
+            parts.append(part)
+        return parts
 
-    def _forward_backward(self, batch: Batch, seen: list[Seen]) -> tuple[float, int, Tensor]:
-        """Gradients of one update added up: its loss, tokens that push, groups whose log-probs are not finite [B]."""
+    def _model_inputs(self, part: MicroBatchTensors) -> ModelInputs:
+        """Build the model's inputs for each pass: kept for a whole batch, the masks would fill the memory."""
+        device = self.policy_model.device
+        return to_model_inputs(part.micro, shared_prefix=self.check.shared_prefix, device=device)
+
+    def _forward_backward(self, batch: Batch, parts: list[MicroBatchTensors]) -> tuple[float, int, Tensor]:
+        """Accumulate the gradients of one update.
+
+        Returns the loss, the number of tokens with a gradient, and the groups whose log-probs are not finite [B].
+        """
         settings = self.settings
         groups, size = batch.rewards_BG.shape
         found = torch.zeros(2 + groups, dtype=torch.float64, device=self.policy_model.device)
-        for one in seen:
-            part = one.part
-            stats = self.policy_model(part.layout)
-            policy_NT = part.padded(stats.logprobs)
-            loss = policy_loss(
-                settings.objective, _streams(one, policy_NT), batch.counts, length_limit=settings.length_limit
-            )
+        for part in parts:
+            stats = self.policy_model(self._model_inputs(part))
+            policy_NT = part.pad(stats.logprobs)
+            streams = _loss_streams(part, policy_NT)
+            loss = policy_loss(settings.objective, streams, batch.counts, length_limit=settings.length_limit)
             loss.total.backward()
-            one.passes.append(Pass(policy_NT.detach(), part.padded(stats.entropies.detach()), loss.passed_NT))
+            part.passes.append(ForwardPass(policy_NT.detach(), part.pad(stats.entropies.detach()), loss.passed_NT))
             faulty_N = (part.mask_NT & ~policy_NT.isfinite()).any(-1)
             found[0] += loss.total.detach()
-            found[1] += _pushing(settings.objective, part, loss).sum()
-            found[2 + part.places_N[faulty_N] // size] = 1
+            found[1] += _has_gradient(settings.objective, part, loss).sum()
+            found[2 + part.flat_indices_N[faulty_N] // size] = 1
         found = self.ranks.sum(found).cpu()
         return float(found[0]), int(found[1]), found[2:] > 0
 
@@ -202,47 +215,99 @@ class Trainer:
                     theirs.copy_(ours)
 
 
-def _streams(one: Seen, policy_NT: Tensor) -> Streams:
-    part = one.part
+def _loss_streams(part: MicroBatchTensors, policy_NT: Tensor) -> Streams:
     return Streams(
         policy_NT=policy_NT,
         behavior_NT=part.behavior_NT,
-        proximal_NT=one.proximal_NT if one.passes else policy_NT.detach(),
-        reference_NT=UNKNOWN if one.reference_NT is None else one.reference_NT,
+        proximal_NT=part.passes[0].policy_NT if part.passes else policy_NT.detach(),
+        reference_NT=UNKNOWN if part.reference_NT is None else part.reference_NT,
         advantages_N=part.advantages_N,
         weights_N=part.weights_N,
         mask_NT=part.mask_NT,
     )
 
 
-def _pushing(objective: Objective, part: MicroBatchStreams, loss: Loss) -> Tensor:
-    """Tokens with a gradient, [N, T]."""
+def _has_gradient(objective: Objective, part: MicroBatchTensors, loss: Loss) -> Tensor:
+    """Return the tokens with a gradient, [N, T]."""
     if objective.regularizers:
         return part.mask_NT
     return loss.passed_NT & (part.advantages_N * part.weights_N != 0)[:, None]
 
 
-def _faults(batch: Batch, faulty_B: Tensor, norm: float) -> dict[str, str]:
-    """Why the update must not be made, by group; empty if it may."""
+def find_faults(groups: Sequence[Group], objective: Objective, *, token_budget: int, vocab_size: int) -> dict[str, str]:
+    """Return the groups that no step can train on: by id, with the reason.
+
+    >>> from offbeat.types import Prompt
+    >>> broken, valid = (Completion(f"g/{i}", [5], [x], score=Score(1.0)) for i, x in enumerate([float("nan"), -1.0]))
+    >>> group = Group("g", Prompt("p", [1], "t"), (broken, valid))
+    >>> find_faults([group], Objective(), token_budget=64, vocab_size=10)
+    {'g': 'completion g/0: 1 of 1 behavior log-probs are not finite'}
+    """
+    found = {}
+    for group in groups:
+        faults = [_prompt_fault(group, vocab_size)]
+        for completion in group.completions:
+            if isinstance(completion.score, Score):
+                faults.append(
+                    _completion_fault(group, completion, completion.score, objective, token_budget, vocab_size)
+                )
+        if reasons := [fault for fault in faults if fault]:
+            found[group.id] = "; ".join(reasons)
+    return found
+
+
+def _prompt_fault(group: Group, vocab_size: int) -> str | None:
+    ids = group.prompt.token_ids
+    if len(ids) == 0:
+        return "the prompt is empty: no state predicts a first token"
+    return _token_id_fault("the prompt", ids, vocab_size)
+
+
+def _completion_fault(
+    group: Group, completion: Completion, score: Score, objective: Objective, token_budget: int, vocab_size: int
+) -> str | None:
+    """Return the first fault of a scored completion."""
+    name, tokens = f"completion {completion.id}", len(group.prompt.token_ids) + len(completion.token_ids)
+    if not is_finite_number(score.reward):
+        return f"{name}: reward {score.reward}"
+    if tokens > token_budget:
+        return f"{name}: {tokens} tokens with its prompt, more than the token budget of {token_budget}"
+    if completion.behavior_logprobs is UNKNOWN:
+        if Need.BEHAVIOR in objective.needs:
+            return f"{name}: its behavior log-probs are unknown, and this objective needs them"
+    else:
+        logprobs: NDArray[np.float32] = completion.behavior_logprobs[completion.loss_mask]
+        if wrong := int(invalid_logprobs(logprobs, allow_positive=True).sum()):
+            return f"{name}: {wrong} of {len(logprobs)} behavior log-probs are not finite"
+    return _token_id_fault(name, completion.token_ids, vocab_size)
+
+
+def _token_id_fault(name: str, ids: NDArray[np.int32], vocab_size: int) -> str | None:
+    outside = outside_vocabulary(ids, vocab_size)
+    return f"{name}: token id {outside[0]} is outside the model's vocabulary of {vocab_size}" if len(outside) else None
+
+
+def _non_finite(batch: Batch, faulty_B: Tensor, norm: float) -> dict[str, str]:
+    """Return why the update must not be made, by group; empty if it may be made."""
     if bool(faulty_B.any()):
         return dict.fromkeys(batch.ids(faulty_B), "the policy's log-probs of it are not finite")
     if not math.isfinite(norm):
-        reason = f"the batch's gradient has norm {norm} though every log-prob is finite; it was one of this batch"
+        reason = f"the batch's gradient norm is {norm} although every log-prob is finite; this group is in the batch"
         return dict.fromkeys((group.id for group in batch.trimmed), reason)
     return {}
 
 
-def _nothing_to_train(batch: Batch) -> str:
+def _no_reward_difference(batch: Batch) -> str:
     groups, credit = len(batch.groups), batch.credit
     return (
         f"0 tokens had gradient: of {groups} groups {int(credit.zero_variance_B.sum())} have no difference in reward "
-        f"and {int(credit.too_small_B.sum())} fewer than two scored completions; draw other prompts, enlarge groups, "
-        "or look at the scorer"
+        f"and {int(credit.too_small_B.sum())} fewer than two scored completions; use other prompts, enlarge groups, "
+        "or check the reward function"
     )
 
 
-def _nobody_pushed(batch: Batch) -> str:
+def _no_token_passed(batch: Batch) -> str:
     return (
-        f"0 tokens had gradient: of {batch.counts.tokens} tokens in {len(batch.trimmed)} groups each has advantage 0 "
-        "or was stopped by the gate; sync sooner or widen the clip if drift is high, otherwise draw other prompts"
+        f"0 tokens had gradient: each of the {batch.counts.tokens} tokens in {len(batch.trimmed)} groups has advantage "
+        "0 or was stopped by the gate; if drift is high, publish sooner or widen the clip, otherwise use other prompts"
     )

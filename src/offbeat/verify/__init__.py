@@ -1,8 +1,10 @@
-r"""Whether a completion's final answer equals the reference. Pure functions, never `eval`, milliseconds on any text.
+"""Compare the final answer of a completion with the reference. Pure functions, no `eval`, milliseconds on any text.
 
-True and False are verdicts. A text in which no answer can be found is a wrong answer: False. A reference that cannot be
-read raises `UnreadableReference`, because then nobody can say. `extract.py` says which part of a completion is its
-final answer, `numbers.py` what counts as a number, `latex.py` compares formulas.
+A completion without an answer is wrong: False. A reference that cannot be read raises `UnreadableReference`.
+
+extract.py  finds the final answer in a completion
+numbers.py  reads a number in any spelling
+latex.py    compares formulas with math-verify
 """
 
 import re
@@ -12,31 +14,31 @@ from typing import Final
 from offbeat.verify.extract import denies, final_answers
 from offbeat.verify.numbers import Quantity, quantity
 
-_DRESS: Final = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}|[$*_`\"]")
+_MARKUP: Final = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}|[$*_`\"]")
 _LETTER: Final = re.compile(r"(?:(?:option|choice)\s+)?\(?([A-Z])(?![A-Za-z'’])\)?", re.IGNORECASE)
 
 
 class UnreadableReference(ValueError):
-    """The reference answer is not of the kind the task says it is; a completion cannot be judged by it."""
+    """The reference answer is not of the expected kind, so no completion can be compared with it."""
 
 
 def exact(text: str, reference: str) -> bool:
-    """Whether the final answer is the reference, character for character but for space, `**` and a last full stop.
+    """Return True if the final answer is the reference, except for spaces, markup and a final period.
 
     >>> exact("The answer is **New York**.", "New York"), exact("The answer is New York or Boston.", "New York")
     (True, False)
     """
     wanted = _plain(reference)
     if not wanted:
-        raise UnreadableReference(f"the reference answer {reference!r} is empty; give the words the answer must have")
+        raise UnreadableReference(f"the reference answer {reference!r} is empty; fix the data")
     return all(_plain(answer) == wanted for answer in final_answers(text))
 
 
 def numeric(text: str, reference: str, tolerance: float = 0.0) -> bool:
-    r"""Whether the final answer is the reference number, in whatever spelling; exact unless a tolerance is given.
+    r"""Return True if the final answer is the reference number in any spelling; exactly, or within `tolerance`.
 
-    Units are compared where reference and answer both name one that is known; '%' is a unit where the reference is 1 or
-    more, and hundredths where it is below ("20%" answers "20" and "0.2", "2000%" does not answer "20").
+    Units are compared if both reference and answer have a known one. '%' is a unit if the reference is 1 or more, and
+    means hundredths if it is below 1: "20%" equals "20" and "0.2", but "2000%" does not equal "20".
 
     >>> numeric(r"9 eggs at $2 make \boxed{\$18.00}", "18"), numeric("The answer is 17 or 18.", "18")
     (True, False)
@@ -45,13 +47,15 @@ def numeric(text: str, reference: str, tolerance: float = 0.0) -> bool:
     """
     wanted = quantity(reference)
     if wanted is None:
-        raise UnreadableReference(f"the reference answer {reference!r:.200} is not one number; see docs/tasks.md")
+        raise UnreadableReference(
+            f"the reference answer {reference!r:.200} is not one number; see docs/reference/tasks.md"
+        )
     found = [quantity(answer) for answer in final_answers(text, counts=_has_digit)]
     return all(one is not None and _same(one, wanted, Fraction(tolerance)) for one in found)
 
 
 def choice(text: str, reference: str, options: str = "ABCDE") -> bool:
-    r"""Whether the final answer is the reference's letter, and no other letter beside it.
+    r"""Return True if the final answer is the letter of the reference and no other option.
 
     >>> choice(r"So it is \boxed{\text{(B)}}.", "B"), choice("Answer: B) a dog", "B"), choice("B or C", "B")
     (True, True, False)
@@ -64,7 +68,7 @@ def choice(text: str, reference: str, options: str = "ABCDE") -> bool:
 
 
 def chosen(answer: str, options: str) -> str | None:
-    """The one option an answer begins with; None where it begins with none, or names another too.
+    """Return the option an answer begins with; None if it begins with none or names another one too.
 
     >>> chosen("(b)", "ABCD"), chosen("A and B", "ABCD"), chosen("B. A cat", "ABCD"), chosen("A cat", "ABCD")
     ('B', None, 'B', None)
@@ -74,7 +78,7 @@ def chosen(answer: str, options: str) -> str | None:
     if match is None:
         return None
     letter, rest = match[1].upper(), answer[match.end() :]
-    article = match[0] in ("A", "I") or match[0].islower()  # 'A cat' and 'b flat' choose nothing
+    article = match[0] in ("A", "I") or match[0].islower()  # 'A cat' and 'b flat' are not choices
     if letter not in options or (article and rest and rest[0] not in ".:),;"):
         return None
     if re.match(r"\s*(?:is|was)", rest) and denies(rest):
@@ -84,7 +88,7 @@ def chosen(answer: str, options: str) -> str | None:
 
 
 def final_number(text: str) -> str | None:
-    r"""The number a completion answers with, spelled in one way: what maj@k counts.
+    r"""Return the final number in one fixed spelling, for maj@k; None if there is not exactly one.
 
     >>> final_number(r"\boxed{1{,}234.50}"), final_number("The answer is 5 or 6.")
     ('2469/2', None)
@@ -99,7 +103,7 @@ def _leading(answer: str) -> re.Match[str] | None:
 
 
 def _plain(answer: str) -> str:
-    return " ".join(_DRESS.sub(r"\1", answer).split()).rstrip(".").strip()
+    return " ".join(_MARKUP.sub(r"\1", answer).split()).rstrip(".").strip()
 
 
 def _has_digit(answer: str) -> bool:

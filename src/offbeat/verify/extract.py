@@ -1,13 +1,13 @@
-r"""Which part of a completion is its final answer. The rule, whatever kind of answer is checked:
+r"""Find the final answer in a completion. The rules are the same for every kind of answer:
 
-1. Only what follows the last `</think>` is read, and of that the last 8,000 characters.
-2. Marked answers are taken, of the strongest kind present: `<answer>…</answer>`, then `\boxed{…}`, then `#### …` up to
-   the end of its line, then "the answer is …" or "Answer: …" up to the end of its sentence. Within `<answer>` the other
-   marks hold.
-3. Without any mark the last line that is not empty is the answer.
-4. Every mark of that kind has to be right. Whoever marks several different answers has not answered.
+1. Only the text after the last `</think>` counts, and of that the last 8,000 characters.
+2. Marked answers of the strongest kind present count: `<answer>…</answer>`, then `\boxed{…}`, then `#### …` to the end
+   of the line, then "the answer is …" or "Answer: …" to the end of the sentence. Inside `<answer>` the other marks
+   apply.
+3. Without any mark, the last non-empty line is the answer.
+4. Every answer marked in that way must be right. A completion that marks different answers has not answered.
 
-Work is bounded: each pattern is linear in the 8,000 characters, so hostile text costs milliseconds.
+Each pattern is linear in the 8,000 characters, so hostile text costs milliseconds.
 """
 
 import re
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 TAIL: Final = 8_000
-"""Characters, from the end, in which a final answer is looked for."""
+"""Characters at the end of a completion to search for a final answer."""
 
 _TAGGED: Final = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 _BRACES: Final = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{|\\.|[{}]", re.DOTALL)
@@ -31,9 +31,9 @@ _NEGATION: Final = re.compile(r"\b(?:not|never|neither|nor|cannot|none|unlike|ex
 
 
 def final_answers(text: str, counts: Callable[[str], bool] = bool) -> tuple[str, ...]:
-    r"""The final answers a completion declares, each once; all of them have to be right.
+    r"""Return the different final answers of a completion; all of them must be right.
 
-    `counts` says whether words after "the answer is" can be an answer at all: "the answer is clear" is none.
+    `counts` decides if the text after "the answer is" can be an answer: "the answer is clear" has none.
 
     >>> final_answers(r"First \boxed{9}, so \boxed{18}. The answer is 7.")
     ('9', '18')
@@ -49,17 +49,17 @@ def final_answers(text: str, counts: Callable[[str], bool] = bool) -> tuple[str,
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty, without the bullet it may begin with and the exclamation it may end in.
+    """Return the last non-empty line without a leading bullet and a final exclamation mark.
 
     >>> last_line("so:\\n- it is 18!\\n")
     'it is 18'
     """
     line = re.sub(r"^[ \t]*(?:[-*•]|>)[ \t]+", "", text.strip().rpartition("\n")[2])
-    return line.rstrip("!") if re.search(r"[A-Za-z]{2}", line) else line  # but 3! alone is a factorial
+    return line.rstrip("!") if re.search(r"[A-Za-z]{2}", line) else line  # 3! alone is a factorial
 
 
 def boxed(text: str) -> list[str]:
-    r"""What stands in each `\boxed{…}` that is closed, innermost where they nest; one pass, however they nest.
+    r"""Return the content of each closed `\boxed{…}`, the innermost if they are nested, in one pass.
 
     >>> boxed(r"so \boxed{\frac{1}{2}}, not \boxed{2")
     ['\\frac{1}{2}']
@@ -79,7 +79,7 @@ def boxed(text: str) -> list[str]:
 
 
 def denies(answer: str) -> bool:
-    """Whether an answer says what is not the case.
+    """Return True if an answer contains a negation.
 
     >>> denies("not 18"), denies("18 knots")
     (True, False)
@@ -88,10 +88,10 @@ def denies(answer: str) -> bool:
 
 
 def _marked(text: str, counts: Callable[[str], bool]) -> list[str]:
-    """Answers of the strongest kind of mark present."""
+    """Return the answers with the strongest kind of mark present."""
     return boxed(text) or _HASHES.findall(text) or [part for part in _prose(text) if counts(part)]
 
 
 def _prose(text: str) -> list[str]:
-    """What "the answer is" is followed by, to the end of the sentence."""
+    """Return the text after each "the answer is", to the end of the sentence."""
     return [_SENTENCE_END.split(words, maxsplit=1)[0].strip(" \t*_") for words in _PROSE.findall(text)]

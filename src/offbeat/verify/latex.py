@@ -1,13 +1,13 @@
-r"""Whether a LaTeX answer equals a LaTeX reference, by math-verify. For a process that can be killed.
+r"""Compare a LaTeX answer with a LaTeX reference by math-verify. Use it in a process that can be killed.
 
-The verdict is three-valued: True, False, or an exception where nobody can say, as with an unreadable reference.
-math-verify hands answers to sympy, where a few characters can cost hours, so `screened` refuses what nobody writes as
-a final answer, and a comparison of values at a few points comes before sympy's search for a proof. What is still slow
-is left to the deadline of the scoring pool, which kills the process. math-verify's own time limit, an alarm, is not
-used: it cannot interrupt one long multiplication, and what it does interrupt goes on with half-filled caches.
+The result is True, False, or an exception if the comparison is impossible, for instance with an unreadable reference.
+math-verify passes answers to sympy, where a few characters can cost hours. So `screen` rejects formulas that no honest
+final answer contains, and a comparison of values at a few points comes before sympy's search for a proof. If an answer
+is still slow, the deadline of the scoring pool kills the process. math-verify's own time limit, an alarm, is off: it
+cannot interrupt one long multiplication, and code that it does interrupt continues with half-filled caches.
 
-Importing this module takes a second or two: sympy, and the first formulas while its parser warms up. So a scoring
-worker pays that when it starts, and not out of a completion's time.
+Importing this module takes a second or two, for sympy and for the first formulas, with which its parser warms up. A
+scoring worker spends that when it starts, not in the time of a completion.
 """
 
 import logging
@@ -20,39 +20,45 @@ try:
     from math_verify import LatexExtractionConfig, parse, verify
     from sympy import Expr, Float
 except ImportError as missing:
-    raise ImportError("formulas are compared by math-verify: pip install 'offbeat[math]'") from missing
+    raise ImportError("comparing formulas needs math-verify: pip install 'offbeat[math]'") from missing
 
 from offbeat.verify import UnreadableReference
 from offbeat.verify.extract import denies, final_answers
 from offbeat.verify.numbers import quantity
 
+MOST_ANSWERS: Final = 3
+"""Different spellings of the final answer; a completion with more has not answered."""
+_READER: Final = [LatexExtractionConfig(boxed_match_priority=0)]
+_MATH: Final = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+
+# The limits of `screen`.
 CHARACTERS: Final = 500
 DEPTH: Final = 8
-"""Brackets and braces within one another."""
+"""Nesting of brackets and braces."""
 ROUND_DEPTH: Final = 4
-"""Of ( and [ alone: f(g(h(x))) has many readings, and the parser tries them all."""
+"""Nesting of ( and [ alone: f(g(h(x))) has many readings, and the parser tries them all."""
 BRACKETS: Final = 24
-"""Of ( and [ in all."""
+"""Number of ( and [."""
 DIGITS: Final = 60
-"""Of one number."""
+"""Digits of one number."""
 FUNCTIONS: Final = 10
 """Commands that sympy works on: fractions, roots, sines, unions."""
 BARS: Final = 6
-"""Which of them open and which close is a riddle that takes the parser exponential time."""
+"""The parser takes exponential time to find out which bars open and which close."""
 CELLS: Final = 64
-"""Of a matrix: ampersands and line ends."""
+"""Ampersands and line ends of a matrix."""
 NUMBER_DEGREE: Final = 3_000
-"""Of a power of a number: 2^{2024} is an answer."""
+"""Degree of a power of a number: 2^{2024} is an answer."""
 LETTER_DEGREE: Final = 100
 GROUP_DEGREE: Final = 30
-"""Of a power of a bracket, exponents multiplied along the deepest chain: `((x^2)^3)^4` has degree 24."""
+"""Degree of a power of a bracket, exponents multiplied along the deepest chain: `((x^2)^3)^4` has degree 24."""
 EXPONENTS: Final = 2
-"""Within exponents: e^{x^2} has two."""
+"""Nesting of exponents: e^{x^2} has two."""
 FACTORIAL_DIGITS: Final = 3
 BINOMIAL_DIGITS: Final = 4
 
 _RUN: Final = re.compile(r"\d+")
-# A final answer is a value; these are questions.
+# A final answer is a value; these ask for a calculation.
 _QUESTION: Final = re.compile(r"\\(?:sum|prod|i{0,3}int|oint|lim|det|bigcup|bigcap|frac\{d)(?![A-Za-z])")
 _FUNCTION: Final = re.compile(
     r"\\(?!(?:left|right|text[a-z]*|math[a-z]*|cdot|times|quad|qquad|pi|theta|alpha|beta|infty|circ|begin|end|pm|in"
@@ -65,12 +71,110 @@ _OPENING: Final = frozenset("({[")
 _CLOSING: Final = frozenset(")}]")
 
 
-def screened(latex: str) -> str:
-    r"""Why an answer is refused; empty where it is not.
+def equivalent(text: str, reference: str) -> bool:
+    r"""Return True if the final answer of a completion equals the reference as a formula.
 
-    >>> screened(r"\frac{\sqrt{3}}{2}"), screened(r"(x^2+1)^{10}e^{-x^2}")
+    >>> equivalent(r"Hence \boxed{\frac{2}{4}}.", r"\frac12"), equivalent(r"Hence \boxed{0.6}.", r"\frac12")
+    (True, False)
+    >>> equivalent(r"Hence \boxed{9^{9^{9^{9}}}}.", "2")
+    False
+    """
+    answers = {_stripped(answer) for answer in final_answers(text, counts=_mathematical)}
+    if len(answers) > MOST_ANSWERS:
+        return False
+    wanted = _stripped(reference)
+    return all(_equal(answer, wanted) for answer in answers)
+
+
+def final_formula(text: str) -> str | None:
+    r"""Return the final formula without spaces, for maj@k, which counts equal spellings; None if there are several.
+
+    >>> final_formula(r"Hence $\boxed{\frac{1}{2}}$."), final_formula(r"\boxed{1} or \boxed{2}")
+    ('\\frac{1}{2}', None)
+    """
+    found = {"".join(_stripped(answer).split()) for answer in final_answers(text, counts=_mathematical)}
+    return found.pop() or None if len(found) == 1 else None
+
+
+def _equal(answer: str, wanted: str) -> bool:
+    if not wanted:
+        raise UnreadableReference("the reference answer is empty; fix the data")
+    if answer == wanted:
+        return True
+    left, right = _whole_number(answer), _whole_number(wanted)
+    if left is not None and right is not None:
+        return left == right
+    if screen(answer) or denies(answer) or _contradicts(answer):
+        return False
+    gold = _parse(wanted)
+    if not gold:
+        raise UnreadableReference(f"math-verify cannot read the reference answer {wanted!r:.200}; fix the data")
+    found = _parse(answer)
+    return bool(found) and not _differ_in_value(gold[0], found[0]) and _verify(gold, found)
+
+
+def _differ_in_value(gold: object, found: object) -> bool:
+    """Return True if two formulas differ at a few points, which is faster than sympy's search for a proof.
+
+    Floats, which math-verify rounds, and formulas without a value at those points are left to math-verify.
+    """
+    if not isinstance(gold, Expr) or not isinstance(found, Expr) or gold.has(Float) or found.has(Float):
+        return False
+    symbols = sorted(gold.free_symbols | found.free_symbols, key=str)
+    for first in (0.37, 1.61):
+        point = {symbol: first + 0.29 * place for place, symbol in enumerate(symbols)}
+        try:
+            left, right = (complex(side.evalf(15, subs=point)) for side in (gold, found))
+            differ = abs(left - right) > 1e-6 * max(1.0, abs(left), abs(right))
+        except Exception:  # the boundary to sympy: math-verify may still compare what sympy cannot evaluate
+            return False
+        if differ:
+            return True
+    return False
+
+
+def _whole_number(latex: str) -> int | None:
+    """Return the value of a formula that is a whole number, without sympy."""
+    found = quantity(latex) if "=" not in latex else None
+    return int(found.value) if found is not None and found.value.denominator == 1 else None
+
+
+def _contradicts(answer: str) -> bool:
+    """Return True if an answer sets different numbers equal, as in '1 = 2 = 3': math-verify would take the last."""
+    values = {one.value for one in map(quantity, answer.split("=")) if one is not None}
+    return len(values) > 1
+
+
+def _stripped(latex: str) -> str:
+    """Return the formula of an answer: the one between `$` if there is one, without a final period."""
+    formulas = [next(filter(None, match.groups())) for match in _MATH.finditer(latex[:2_000])]
+    if len(formulas) == 1 and not re.search(r"\d", _MATH.sub("", latex)):
+        latex = formulas[0]
+    return latex.strip().rstrip(".").strip()
+
+
+def _mathematical(words: str) -> bool:
+    """Return True if the text after "the answer is" can be a formula."""
+    return len(words) <= 3 or any(c.isdigit() or c in "\\$^=" for c in words)
+
+
+@lru_cache(maxsize=1_000)
+def _parse(latex: str) -> list[object]:
+    """Parse with math-verify's LaTeX reader only: its reader for plain text calls eval. Empty if it reads nothing."""
+    boxed = f"\\boxed{{{latex}}}"
+    return list(parse(boxed, _READER, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True))
+
+
+def _verify(gold: list[object], found: list[object]) -> bool:
+    return bool(verify(gold, found, timeout_seconds=None, raise_on_error=True))
+
+
+def screen(latex: str) -> str:
+    r"""Return why an answer is too expensive to compare; empty if it is not.
+
+    >>> screen(r"\frac{\sqrt{3}}{2}"), screen(r"(x^2+1)^{10}e^{-x^2}")
     ('', '')
-    >>> screened("9^{9^9}"), screened("12345!"), screened(r"\sum_{n=1}^{\infty} n")
+    >>> screen("9^{9^9}"), screen("12345!"), screen(r"\sum_{n=1}^{\infty} n")
     ('a power of a power of a number', 'a factorial of 5 digits', '\\sum in a final answer')
     """
     if len(latex) > CHARACTERS:
@@ -88,10 +192,10 @@ def screened(latex: str) -> str:
         return f"{latex.count('|')} bars"
     if question := _QUESTION.search(latex):
         return f"{question[0]} in a final answer"
-    return _brackets(latex) or _factorials(latex, longest) or _powers(latex)
+    return _screen_brackets(latex) or _screen_factorials(latex, longest) or _screen_powers(latex)
 
 
-def _brackets(latex: str) -> str:
+def _screen_brackets(latex: str) -> str:
     depth = deepest = opened = 0
     for c in latex:
         opened += c in "(["
@@ -102,7 +206,7 @@ def _brackets(latex: str) -> str:
     return f"brackets {deepest} deep" if deepest > ROUND_DEPTH else ""
 
 
-def _factorials(latex: str, longest: int) -> str:
+def _screen_factorials(latex: str, longest: int) -> str:
     digits = max((len(found[1]) for found in _FACTORIAL.finditer(latex)), default=0)
     if digits > FACTORIAL_DIGITS:
         return f"a factorial of {digits} digits"
@@ -113,7 +217,7 @@ def _factorials(latex: str, longest: int) -> str:
     return "a binomial of large numbers" if "binom" in latex and longest > BINOMIAL_DIGITS else ""
 
 
-def _powers(latex: str) -> str:
+def _screen_powers(latex: str) -> str:
     try:
         _degree(iter(_TOKEN.findall(latex)), exponents=0, brackets=0)
     except _Refused as reason:
@@ -122,11 +226,11 @@ def _powers(latex: str) -> str:
 
 
 class _Refused(Exception):
-    """The reason, from deep within brackets."""
+    """Carries the reason out of nested brackets."""
 
 
 def _degree(tokens: Iterator[str], exponents: int, brackets: int) -> int:
-    """The largest degree up to the closing bracket; in an exponent a bound on its value, its numbers multiplied."""
+    """Return the largest degree up to the closing bracket; in an exponent, the product of its numbers as a bound."""
     if brackets > DEPTH or exponents > EXPONENTS:
         raise _Refused(f"exponents {exponents} deep" if exponents > EXPONENTS else f"brackets {brackets} deep")
     largest, atom, before = 1, 1, ""
@@ -162,118 +266,14 @@ def _exponent(tokens: Iterator[str], exponents: int, brackets: int) -> int:
 
 
 def _size(token: str) -> int:
-    """A number's own value, cut to whole; 1 for anything else."""
+    """Return the whole part of a number, at least 1; 1 for any other token."""
     return max(1, int(token.split(".")[0])) if token[:1].isdecimal() else 1
 
 
-MOST_ANSWERS: Final = 3
-"""Different spellings of the final answer that are compared; whoever boxes more has not answered."""
-_READER: Final = [LatexExtractionConfig(boxed_match_priority=0)]
-_MATH: Final = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
-
-
-def equivalent(text: str, reference: str) -> bool:
-    r"""Whether a completion's final answer equals the reference, as formulas.
-
-    >>> equivalent(r"Hence \boxed{\frac{2}{4}}.", r"\frac12"), equivalent(r"Hence \boxed{0.6}.", r"\frac12")
-    (True, False)
-    >>> equivalent(r"Hence \boxed{9^{9^{9^{9}}}}.", "2")
-    False
-    """
-    answers = {_stripped(answer) for answer in final_answers(text, counts=_mathematical)}
-    if len(answers) > MOST_ANSWERS:
-        return False
-    wanted = _stripped(reference)
-    return all(_equal(answer, wanted) for answer in answers)
-
-
-def final_formula(text: str) -> str | None:
-    r"""The formula a completion answers with, without spaces: what maj@k counts. Equal spellings count together only.
-
-    >>> final_formula(r"Hence $\boxed{\frac{1}{2}}$."), final_formula(r"\boxed{1} or \boxed{2}")
-    ('\\frac{1}{2}', None)
-    """
-    found = {"".join(_stripped(answer).split()) for answer in final_answers(text, counts=_mathematical)}
-    return found.pop() or None if len(found) == 1 else None
-
-
-def _equal(answer: str, wanted: str) -> bool:
-    if not wanted:
-        raise UnreadableReference("the reference answer is empty")
-    if answer == wanted:
-        return True
-    left, right = _whole(answer), _whole(wanted)
-    if left is not None and right is not None:
-        return left == right
-    if screened(answer) or denies(answer) or _contradicts(answer):
-        return False
-    gold = _parsed(wanted)
-    if not gold:
-        raise UnreadableReference(f"math-verify cannot read the reference answer {wanted!r:.200}")
-    found = _parsed(answer)
-    return bool(found) and not _plainly_different(gold[0], found[0]) and _verify(gold, found)
-
-
-def _plainly_different(gold: object, found: object) -> bool:
-    """Whether two formulas differ in value at a few points: quicker than sympy's search for a proof that they do not.
-
-    Floats are left to math-verify, which rounds them, and so is all that has no value at those points.
-    """
-    if not isinstance(gold, Expr) or not isinstance(found, Expr) or gold.has(Float) or found.has(Float):
-        return False
-    symbols = sorted(gold.free_symbols | found.free_symbols, key=str)
-    for first in (0.37, 1.61):
-        point = {symbol: first + 0.29 * place for place, symbol in enumerate(symbols)}
-        try:
-            left, right = (complex(side.evalf(15, subs=point)) for side in (gold, found))
-            apart = abs(left - right) > 1e-6 * max(1.0, abs(left), abs(right))
-        except Exception:  # the boundary to sympy: what it cannot evaluate here, math-verify may still compare
-            return False
-        if apart:
-            return True
-    return False
-
-
-def _whole(latex: str) -> int | None:
-    """The whole number a formula is, which needs no sympy."""
-    found = quantity(latex) if "=" not in latex else None
-    return int(found.value) if found is not None and found.value.denominator == 1 else None
-
-
-def _contradicts(answer: str) -> bool:
-    """Whether numbers that differ are set equal, as in '1 = 2 = 3': math-verify would take the last."""
-    values = {one.value for one in map(quantity, answer.split("=")) if one is not None}
-    return len(values) > 1
-
-
-def _stripped(latex: str) -> str:
-    """The formula of an answer: the one between `$` where there is one, without a last full stop."""
-    formulas = [next(filter(None, match.groups())) for match in _MATH.finditer(latex[:2_000])]
-    if len(formulas) == 1 and not re.search(r"\d", _MATH.sub("", latex)):
-        latex = formulas[0]
-    return latex.strip().rstrip(".").strip()
-
-
-def _mathematical(words: str) -> bool:
-    """Whether words after "the answer is" can be a formula."""
-    return len(words) <= 3 or any(c.isdigit() or c in "\\$^=" for c in words)
-
-
-@lru_cache(maxsize=1_000)
-def _parsed(latex: str) -> list[object]:
-    """What math-verify reads, empty where it reads nothing. By its LaTeX reader only: the one for plain text evals."""
-    boxed = f"\\boxed{{{latex}}}"
-    return list(parse(boxed, _READER, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True))
-
-
-def _verify(gold: list[object], found: list[object]) -> bool:
-    return bool(verify(gold, found, timeout_seconds=None, raise_on_error=True))
-
-
 def _warm_up() -> None:
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the time limit that we keep ourselves
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limit is off
     for latex in (r"\frac{\sqrt{3}x^2}{2}", "(1, 2]", r"\{1, 2\}", r"\sin(\pi) + x"):
-        _verify(_parsed("x^2 = 1"), _parsed(latex))
+        _verify(_parse("x^2 = 1"), _parse(latex))
 
 
 _warm_up()

@@ -1,8 +1,8 @@
-r"""One number in any of the spellings people and models use, as an exact fraction.
+r"""Read one number, in any of the spellings that people and models use, as an exact fraction.
 
-`quantity` reads a short text that holds exactly one number and otherwise only words, units and dress (`$…$`, `**…**`,
-`\text{…}`). Anything else is no number: a second number, an operator, a root, a power, an unknown suffix. Nothing is
-evaluated, and numbers of more than 40 digits are refused, so the work is bounded.
+`quantity` reads a short text with exactly one number and otherwise only words, units and markup (`$…$`, `**…**`,
+`\text{…}`). With anything else the text is not a number: a second number, an operator, a root, a power, an unknown
+suffix. Nothing is evaluated, and numbers have at most 40 digits, so the work is bounded.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Final
 from offbeat.verify.extract import denies
 
 LONGEST: Final = 300
-"""Characters of an answer that are read; a longer one is no number."""
+"""Characters; a longer answer is not a number."""
 _DIGITS: Final = 40
 _SCALES: Final = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SUFFIXES: Final = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "bn": 10**9}
@@ -32,8 +32,8 @@ _CURRENCIES: Final = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", 
 
 _MINUSES: Final = str.maketrans(dict.fromkeys("−‐‑﹣－", "-"))
 _VULGAR: Final = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅛": "1/8"}
-# What a spelling is dressed in, taken off in this order. All are linear, and run on LONGEST characters at most.
-_DRESS: Final = [
+# Markup to remove, in this order. All patterns are linear and run on at most LONGEST characters.
+_MARKUP: Final = [
     (re.compile(pattern), plain)
     for pattern, plain in [
         (r"(?<!\d)–(?=[\d$€£¥₹.])", "-"),
@@ -68,7 +68,7 @@ _AROUND: Final = re.compile(
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, and what it counts where that is known.
+    """A number, with its unit if that is known.
 
     >>> quantity("about $1,234.50")
     Quantity(value=Fraction(2469, 2), percent=False, unit='dollar')
@@ -80,9 +80,9 @@ class Quantity:
 
 
 def quantity(text: str) -> Quantity | None:
-    r"""The one number a text holds, or None.
+    r"""Return the one number in a text, or None.
 
-    In a chain of equations the last part counts, and no part that is a plain number may differ from it.
+    In a chain of equations the last part counts; no other part may be a different number.
 
     >>> for spelling in ["**18**", r"\$18.00", "9 * 2 = 18 dollars", r"$\frac{36}{2}$", "1.8 × 10^1"]:
     ...     assert quantity(spelling).value == 18
@@ -91,34 +91,34 @@ def quantity(text: str) -> Quantity | None:
     """
     if len(text) > LONGEST or denies(text):
         return None
-    parts = _undressed(text).split("=")
+    parts = _without_markup(text).split("=")
     if any(part.endswith(("<", ">", "!")) for part in parts[:-1]):
         return None
-    found = [_one(part) for part in parts]
+    found = [_read_number(part) for part in parts]
     last = found[-1]
     if last is None or any(one is not None and one.value != last.value for one in found):
         return None
     return last
 
 
-def _undressed(text: str) -> str:
+def _without_markup(text: str) -> str:
     text = text.translate(_MINUSES)
     for sign, plain in _VULGAR.items():
         text = text.replace(sign, f" {plain}")
-    for pattern, plain in _DRESS:
+    for pattern, plain in _MARKUP:
         text = pattern.sub(plain, text)
     return text
 
 
-def _one(text: str) -> Quantity | None:
-    """The one number of a text without dress and equations."""
+def _read_number(text: str) -> Quantity | None:
+    """Return the one number in a text without markup and equations, or None."""
     currency = next((name for sign, name in _CURRENCIES.items() if text.count(sign) % 2), "")
     text = re.sub(r"(?<=[A-Za-z])[$€£¥₹¢]", " ", text)
     text = re.sub(r"[$€£¥₹]\s*|¢", "", text).strip(" \t*_\"'")
     match = _NUMBER.search(text)
     if match is None:
         return None
-    value = None if _part_of_more(text, match) else _value(match)
+    value = None if _is_part_of_more(text, match) else _value(match)
     scaled = None if value is None else _scaled(value, attached=not match["gap"], word=match["word"])
     if scaled is None:
         return None
@@ -126,8 +126,8 @@ def _one(text: str) -> Quantity | None:
     return Quantity(-value if match["minus"] else value, bool(match["percent"]), unit or currency)
 
 
-def _part_of_more(text: str, match: re.Match[str]) -> bool:
-    """Whether what stands around a number changes it: '18 - x', '18 y', '√ 18', '17 and 18', 'more than 18'."""
+def _is_part_of_more(text: str, match: re.Match[str]) -> bool:
+    """Return True if the text around a number changes it: '18 - x', '18 y', '√ 18', '17 and 18', 'more than 18'."""
     before, after = text[: match.start()], text[match.end() :]
     if before.rstrip().endswith("-") or after.lstrip().startswith("-"):
         return True
@@ -142,7 +142,7 @@ def _part_of_more(text: str, match: re.Match[str]) -> bool:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """The number as written, without sign, scale and unit."""
+    """Return the number without sign, scale and unit."""
     if len(match[0]) > _DIGITS:
         return None
     if match["denominator"]:
@@ -156,7 +156,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _scaled(value: Fraction, *, attached: bool, word: str) -> tuple[Fraction, str] | None:
-    """The value times 'thousand' or 'k', and the unit; None for a suffix nobody knows, as in '5x' or '3D'."""
+    """Apply a scale such as 'thousand' or 'k', and return the unit; None for an unknown suffix, as in '5x' or '3D'."""
     if attached and word in _SUFFIXES:
         return value * _SUFFIXES[word], ""
     word = word.lower()

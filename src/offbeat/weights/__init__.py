@@ -1,8 +1,10 @@
-"""The weight log: numbered policies, published once, read by anyone, each provably what was published.
+"""The weight log: numbered policies, published once, read by any number of readers, each provably what was published.
 
-both ends   log.py with host_copy.py (the publisher), subscription.py (readers), with manifest.py, errors.py
-bytes       bits.py (tensors as bit patterns), delta.py (patches), anchor.py (whole states as safetensors)
-storage     store.py (a local path), object_store.py (S3 and the like)
-clean-up    retention.py (what may go), leases.py (who still needs what)
-beside it   probe.py (what an engine checks itself against), cadence.py (when to publish)
+publisher.py    the writing end: streams tensors to the host, writes patches and anchors, commits, retires
+subscriber.py   the reading end: finds the shortest way to a version and verifies every byte
+manifest.py     the file that makes a version exist
+delta.py        tensors as bit patterns, and patches between two states
+anchor.py       whole states as safetensors files
+retention.py    reader leases, pins, and which versions may be removed
+probe.py        sequences with log-probs, on which an engine checks itself after loading
 """

@@ -1,7 +1,7 @@
-"""A whole state as one safetensors file: any tool opens it, and a late joiner starts from it.
+"""Anchors: a whole state as one safetensors file, which any tool opens and from which a new reader starts.
 
-Written and read here rather than by the safetensors library because both ends hash the bytes as they pass, one tensor
-at a time, from or into memory that is there already.
+This module reads and writes the format itself, without the safetensors library, because both ends hash the bytes as
+they pass, one tensor at a time, using memory that is already allocated.
 """
 
 import hashlib
@@ -19,18 +19,18 @@ _HEADER_LIMIT: Final = 100 << 20
 
 
 def write_anchor(state: Mapping[str, Bits], writer: Writer) -> None:
-    """The state as a safetensors file.
+    """Write the state as a safetensors file.
 
     >>> import tempfile, torch
     >>> from pathlib import Path
     >>> from safetensors.torch import load_file
-    >>> from offbeat.storage.store import LocalStore
+    >>> from offbeat.storage.local import LocalStore
     >>> with tempfile.TemporaryDirectory() as place, LocalStore(Path(place)).create("x.safetensors") as writer:
     ...     write_anchor({"w": Bits.of(torch.tensor([1.5, 2.5]))}, writer)
     ...     load_file(f"{place}/x.safetensors")
     {'w': tensor([1.5000, 2.5000])}
     """
-    # Wide elements first, as safetensors itself does: every tensor is then aligned.
+    # Wide elements first, as safetensors itself does, so that every tensor is aligned.
     ordered = sorted(state.items(), key=lambda item: (-item[1].words.itemsize, item[0]))
     header, offset = {}, 0
     for name, bits in ordered:
@@ -44,38 +44,38 @@ def write_anchor(state: Mapping[str, Bits], writer: Writer) -> None:
         writer.write(bits.raw())
 
 
-def read_anchor(store: Store, manifest: VersionManifest, each: Callable[[], None]) -> dict[str, Bits]:
-    """The state in a version's anchor, of which every byte was verified; `each` is called after each tensor."""
+def read_anchor(store: Store, manifest: VersionManifest, on_tensor: Callable[[], None]) -> dict[str, Bits]:
+    """Read the state in a version's anchor and verify every byte. Calls `on_tensor` after each tensor."""
     file = manifest.anchor
     assert file is not None
     sha256 = hashlib.sha256()
-    with store.open(file.name) as stream, ThreadPoolExecutor(1) as hashing:  # hash one tensor, read the next
+    with store.open(file.name) as stream, ThreadPoolExecutor(1) as hashing:  # hash one tensor while reading the next
         try:
             size = stream.read(8)
             text = stream.read(min(int.from_bytes(size, "little"), _HEADER_LIMIT))
             sha256.update(size + text)
             layout = _layout(text, manifest)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _damaged(store, file.name, f"its header does not fit its manifest ({error})") from error
+            raise _damaged(store, file.name, f"its header does not match its manifest ({error})") from error
         state: dict[str, Bits] = {}
         for name in layout:
             entry = manifest.tensors[name]
             state[name] = Bits.empty(entry.dtype, entry.shape)
             _fill(state[name].raw(), stream, store, file.name)
             hashing.submit(sha256.update, state[name].raw())
-            each()
+            on_tensor()
         rest = stream.read(1)
     if rest or sha256.hexdigest() != file.sha256:
-        raise _damaged(store, file.name, "its sha256 is not the one its manifest names")
+        raise _damaged(store, file.name, "its sha256 differs from the one in its manifest")
     return {name: state[name] for name in manifest.tensors}
 
 
 def _layout(text: bytes, manifest: VersionManifest) -> list[str]:
-    """Names in the order of the file, where header and manifest tell the same."""
+    """Return the names in file order; raises ValueError if header and manifest differ."""
     header = json.loads(text)
     header.pop("__metadata__", None)
     if header.keys() != manifest.tensors.keys():
-        raise ValueError("other tensors")
+        raise ValueError("it holds other tensors")
     names = sorted(header, key=lambda name: header[name]["data_offsets"])
     offset = 0
     for name in names:
@@ -83,7 +83,7 @@ def _layout(text: bytes, manifest: VersionManifest) -> list[str]:
         start, end = found["data_offsets"]
         nbytes = Bits.nbytes(entry.dtype, entry.shape)
         if (found["dtype"], tuple(found["shape"]), start, end - start) != (entry.dtype, entry.shape, offset, nbytes):
-            raise ValueError(f"{name} is described otherwise")
+            raise ValueError(f"{name} has another dtype, shape or place")
         offset = end
     return names
 
@@ -93,12 +93,12 @@ def _fill(into: memoryview, stream: BinaryIO, store: Store, name: str) -> None:
     while position < len(into):
         count = stream.readinto(into[position:])  # type: ignore[attr-defined]
         if not count:
-            raise _damaged(store, name, "it ends too soon")
+            raise _damaged(store, name, "it is too short")
         position += count
 
 
 def _damaged(store: Store, name: str, why: str) -> DamagedFile:
     return DamagedFile(
-        f"the anchor {name} in {store.uri} is damaged: {why}. Nothing of it was used. Fetch another version, or have "
-        f"the trainer publish again: a publisher begins with a new anchor"
+        f"the anchor {name} in {store.uri} is damaged: {why}. It was not used. Fetch another version, or restart the "
+        f"trainer: a new publisher starts with a new anchor"
     )

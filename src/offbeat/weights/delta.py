@@ -1,6 +1,6 @@
-"""The lossless codec between two states of a tensor: which elements changed, and by how much, in bits.
+"""Patches: a lossless code for which elements of a tensor changed between two states, and by how much, in bits.
 
-A tensor is cut into chunks of `CHUNK` elements, each of which becomes one block:
+A tensor is cut into chunks of `CHUNK` elements. Each chunk becomes one block:
 
     unchanged   0x00
     sparse      0x01  count u32  planes u8  length u32   zstd frame: the gaps' byte planes, then the differences'
@@ -9,8 +9,8 @@ A tensor is cut into chunks of `CHUNK` elements, each of which becomes one block
 A gap is the number of unchanged elements before a changed one. A difference is new − base of the bit patterns, as
 integers modulo their width, in zigzag order (0, −1, 1, −2, … become 0, 1, 2, 3, …): a bf16 value that moves by one unit
 in its last place gives 1 or 2 whatever its size. Byte planes are the first (least significant) bytes of all elements,
-then the second bytes, and so on: each is alike in itself and compresses well. Of the gaps only the first `planes` are
-stored, the others being zero. Integers are little-endian.
+then the second bytes, and so on: the bytes of one plane resemble each other and compress well. Of the gaps only the
+first `planes` are stored; the others are zero. Integers are little-endian.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from xxhash import xxh3_128
 from offbeat.errors import DamagedFile, WeightLogError
 
 Words = NDArray[np.unsignedinteger]
-"""One unsigned integer for each element, in a row."""
+"""A flat array with one unsigned integer for each element."""
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "BOOL": torch.bool,
@@ -50,14 +50,14 @@ DTYPES: Final[dict[str, torch.dtype]] = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-"""Dtypes under the names that safetensors files use."""
+"""Dtypes by their names in safetensors files."""
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _SIGNED: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Bits:
-    """A tensor's bits on the host.
+    """A tensor as bit patterns on the host.
 
     >>> bits = Bits.of(torch.tensor([1.0, -0.0], dtype=torch.bfloat16))
     >>> bits.dtype, bits.shape, [hex(word) for word in bits.words]
@@ -70,7 +70,7 @@ class Bits:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Bits":
-        """Brought to the host where it is elsewhere; shares memory where it is there already."""
+        """Take the bits of a tensor. Shares its memory if it is on the host and contiguous; copies it otherwise."""
         if tensor.dtype not in _NAMES:
             raise WeightLogError(f"{tensor.dtype} cannot be published; convert it to one of {', '.join(DTYPES)}")
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
@@ -79,38 +79,36 @@ class Bits:
 
     @classmethod
     def empty(cls, dtype: str, shape: tuple[int, ...]) -> "Bits":
-        """Room for such a tensor."""
+        """Allocate memory for a tensor without initializing it."""
         return cls(dtype, shape, np.empty(prod(shape), f"<u{DTYPES[dtype].itemsize}"))
 
     @staticmethod
     def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-        """How large such a tensor is."""
         return prod(shape) * DTYPES[dtype].itemsize
 
     def tensor(self) -> Tensor:
-        """The tensor, sharing memory with these bits."""
+        """Return the tensor. It shares memory with these bits."""
         signed = torch.from_numpy(self.words.view(f"<i{self.words.itemsize}"))
         return signed.view(DTYPES[self.dtype]).reshape(self.shape)
 
     def copy(self) -> "Bits":
-        """The same bits in memory of their own."""
         return Bits(self.dtype, self.shape, self.words.copy())
 
-    def fits(self, other: "Bits") -> bool:
-        """Whether dtype and shape are the same."""
+    def matches(self, other: "Bits") -> bool:
+        """Return whether dtype and shape are the same."""
         return self.dtype == other.dtype and self.shape == other.shape
 
     def raw(self) -> memoryview:
-        """The bytes, little-endian, in the order of the elements."""
+        """Return the bytes, little-endian, in element order, without copying."""
         return self.words.view(np.uint8).data
 
     def fingerprint(self) -> str:
-        """XXH3-128 of the bits: whether memory holds what was published. Files are guarded by sha256."""
+        """Return the XXH3-128 of the bits. It verifies memory; sha256 verifies files."""
         return xxh3_128(self.raw()).hexdigest()
 
 
 def state_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
-    """sha256 of a whole state, given the name, dtype, shape and fingerprint of each tensor, in any order.
+    """Return the sha256 of a whole state from the name, dtype, shape and fingerprint of its tensors, in any order.
 
     >>> state_digest([("b", "F32", (2, 3), "00"), ("a", "BF16", (), "11")])[:16]
     '374ff1183e266add'
@@ -120,19 +118,19 @@ def state_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], str]]) -> st
 
 
 CHUNK: Final = 1 << 20
-"""Elements encoded at a time: what is at work stays near the processor, and memory is bounded."""
+"""Elements encoded at a time: small enough for the processor's caches, and a bound on memory."""
 _UNCHANGED, _SPARSE, _DENSE = 0, 1, 2
 _HEAD: Final = struct.Struct("<BIB")
 _LENGTH: Final = struct.Struct("<I")
 _LEVEL: Final = 1
-"""Of zstd. Level 9 saves 3 % of the bytes and takes ten times as long."""
+"""zstd level. Level 9 saves 3 % of the bytes and takes ten times as long."""
 
 
 def encode(base: Words | None, new: Words, *, advance: bool = False) -> tuple[bytes, int]:
-    """The blocks that turn `base` into `new`, and how many elements changed; no bytes where none did.
+    """Return the blocks that turn `base` into `new` (empty if nothing changed) and how many elements changed.
 
-    Without a base, or with one of another width or length, everything is dense. With `advance` the base becomes the
-    new bits on the way: only what changed is written.
+    Without a base, or with one of another width or length, every block is dense. With `advance` the changed elements
+    are also written to `base`, which then equals `new`.
 
     >>> base = np.array([7, 8, 9, 10], np.uint16)
     >>> patch, changed = encode(base, np.array([7, 8, 10, 10], np.uint16))
@@ -154,7 +152,7 @@ def encode(base: Words | None, new: Words, *, advance: bool = False) -> tuple[by
 
 
 def apply(words: Words, patch: bytes) -> None:
-    """Turn the base into the new bits, in place. `patch` comes from `encode` and has been verified by its sha256.
+    """Turn the base into the new bits, in place. The caller has verified the sha256 of `patch`.
 
     >>> words = np.array([1, 2, 3], np.uint32)
     >>> apply(words, encode(None, np.array([4, 5, 6], np.uint32))[0])
@@ -170,17 +168,17 @@ def apply(words: Words, patch: bytes) -> None:
     except (struct.error, OSError, ValueError, IndexError, OverflowError) as error:
         raise DamagedFile(f"a block of the patch cannot be decoded: {error}") from error
     if reader.position != len(patch):
-        raise DamagedFile(f"the patch goes on for {len(patch) - reader.position} bytes after its last block")
+        raise DamagedFile(f"the patch has {len(patch) - reader.position} bytes after its last block")
 
 
 def changed_at(base: Words, new: Words) -> NDArray[np.int64]:
-    """Where bits differ.
+    """Return the positions at which bits differ.
 
     >>> changed_at(np.array([0, 1, 2], np.uint16), np.array([0, 1, 3], np.uint16)).tolist()
     [2]
     """
-    # Few elements change. So eight bytes are compared at a time, the outcomes are looked through eight at a time, and
-    # only what differs is looked at again.
+    # Few elements change, so compare eight bytes at a time, scan the results eight at a time, and look closer only
+    # where they differ.
     shift = {1: 3, 2: 2, 4: 1, 8: 0}[base.itemsize]
     whole = base.size >> (shift + 3) << (shift + 3)
     base_eights, new_eights = base[:whole].view(np.uint64), new[:whole].view(np.uint64)
@@ -194,7 +192,7 @@ def changed_at(base: Words, new: Words) -> NDArray[np.int64]:
 
 
 def _positions(groups: NDArray[np.int64], inside: NDArray[np.int64], shift: int) -> NDArray[np.int64]:
-    """Positions in an array, out of positions among those of its groups of 2^shift that were taken."""
+    """Turn positions within selected groups of 2^shift elements into positions within the whole array."""
     return (groups.take(inside >> shift) << shift) + (inside & ((1 << shift) - 1))
 
 
@@ -222,7 +220,7 @@ def _dense(codec: pa.Codec, new: Words) -> bytes:
 
 
 def _frame(codec: pa.Codec, *columns: tuple[Words, int]) -> bytes:
-    """The first so many byte planes of each column, compressed together: one call costs more than many bytes."""
+    """Compress the first byte planes of all columns together: one more call would cost more than it saves."""
     content = np.empty((sum(planes for _, planes in columns), columns[0][0].size), np.uint8)
     row = 0
     for numbers, planes in columns:
@@ -245,7 +243,7 @@ def _unzigzag(zigzag: Words) -> Words:
 
 
 class _Reader:
-    """Takes a patch apart from its beginning."""
+    """Reads a patch from front to back."""
 
     def __init__(self, patch: bytes) -> None:
         self.position = 0
@@ -258,11 +256,10 @@ class _Reader:
         return values
 
     def kind(self) -> int:
-        """Of the block that begins here."""
         return self._patch[self.position]
 
     def planes(self, count: int, planes: int) -> NDArray[np.uint8]:
-        """The planes of `count` elements in the frame that begins here."""
+        """Decompress the next frame, which holds `planes` byte planes of `count` elements."""
         (length,) = self.take(_LENGTH)
         frame = self._patch[self.position : self.position + length]
         self.position += length
@@ -270,11 +267,11 @@ class _Reader:
         return np.frombuffer(content, np.uint8).reshape(planes, count)
 
 
-def _joined(planes: NDArray[np.uint8], width: int) -> Words:
-    """Integers of `width` bytes out of their first byte planes."""
-    joined = np.zeros((planes.shape[1], width), np.uint8)
-    joined[:, : len(planes)] = planes.T
-    return joined.reshape(-1).view(f"<u{width}")
+def _join_planes(planes: NDArray[np.uint8], width: int) -> Words:
+    """Rebuild integers of `width` bytes from their first byte planes."""
+    columns = np.zeros((planes.shape[1], width), np.uint8)
+    columns[:, : len(planes)] = planes.T
+    return columns.reshape(-1).view(f"<u{width}")
 
 
 def _apply_block(chunk: Words, reader: _Reader) -> None:
@@ -284,11 +281,11 @@ def _apply_block(chunk: Words, reader: _Reader) -> None:
         if not 0 < count <= chunk.size or not 1 <= planes <= 4:
             raise ValueError(f"{count} changes in {planes} planes for a chunk of {chunk.size}")
         content = reader.planes(count, planes + chunk.itemsize)
-        where = np.cumsum(_joined(content[:planes], 4), dtype=np.int64) + np.arange(count)
-        chunk[where] += _unzigzag(_joined(content[planes:], chunk.itemsize))
+        where = np.cumsum(_join_planes(content[:planes], 4), dtype=np.int64) + np.arange(count)
+        chunk[where] += _unzigzag(_join_planes(content[planes:], chunk.itemsize))
         return
     reader.position += 1
     if kind == _DENSE:
-        chunk[:] = _joined(reader.planes(chunk.size, chunk.itemsize), chunk.itemsize)
+        chunk[:] = _join_planes(reader.planes(chunk.size, chunk.itemsize), chunk.itemsize)
     elif kind != _UNCHANGED:
-        raise ValueError(f"there is no block of kind {kind}")
+        raise ValueError(f"block kind {kind} does not exist")

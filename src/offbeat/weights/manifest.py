@@ -1,8 +1,8 @@
-"""What a version is made of: the small file that is written last and makes it exist.
+"""The manifest of a version: a small file that is written last and makes the version exist.
 
 The first line of the file is the sha256 of everything after that line; the rest is JSON. A manifest that does not
-match its first line is not used. It names its files by their sha256 and its base's manifest by that first line, so the
-sha256 of one manifest vouches for every byte of every file its state is made of, back to the anchor.
+match its first line is not used. It names its files by their sha256 and its base's manifest by that first line. So the
+sha256 of one manifest covers every byte of every file that its state needs, back to the anchor.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from offbeat.weights.probe import Probe
 FORMAT: Final = "offbeat-weights/1"
 FOLDER: Final = "versions"
 CALIBRATION: Final = "calibration.json"
-"""The manifest of version 0 once more, for its probe alone: it outlives the version's weights."""
+"""A second copy of version 0's manifest, kept for its probe after the version itself is removed."""
 
 
 def manifest_name(version: int) -> str:
-    """Where a version's manifest lies: names sort as versions do.
+    """Return the file name of a version's manifest. Names sort in version order.
 
     >>> manifest_name(12)
     'versions/0000000012.json'
@@ -32,7 +32,7 @@ def manifest_name(version: int) -> str:
 
 
 def version_of(name: str) -> int | None:
-    """The version whose manifest has this file name; None for other files.
+    """Return the version whose manifest has this file name, or None for other files.
 
     >>> version_of("0000000012.json"), version_of("notes.txt")
     (12, None)
@@ -43,7 +43,7 @@ def version_of(name: str) -> int | None:
 
 @dataclass(frozen=True)
 class File:
-    """One file of a version."""
+    """A file of a version, identified by its content."""
 
     name: str
     bytes: int
@@ -52,32 +52,32 @@ class File:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of the state a version results in."""
+    """One tensor of the resulting state."""
 
     dtype: str
     shape: tuple[int, ...]
     xxh3: str
     patch: tuple[int, int] | None
-    """Its blocks: bytes [start, end) of the patch; start = end where nothing changed. None without a patch."""
+    """Bytes [start, end) of the patch that hold its blocks; empty if nothing changed. None without a patch."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """The state a patch was made on."""
+    """The state to which a patch applies."""
 
     version: int
     state: str
     manifest: str
-    """The sha256 of its manifest."""
+    """The sha256 of the base's manifest."""
 
 
 @dataclass(frozen=True)
 class VersionManifest:
-    """A version: an anchor, a patch on a base, or both, and what comes out of either.
+    """A version: an anchor, a patch with its base, or both, and the state they result in.
 
     >>> anchor = File("data/a.safetensors", 120, "00" * 32)
     >>> manifest = VersionManifest.made(3, {"w": TensorEntry("BF16", (4,), "11" * 32, None)}, anchor=anchor)
-    >>> VersionManifest.parse(manifest.serialise(), "versions/0000000003.json") == manifest
+    >>> VersionManifest.parse(manifest.serialize(), "versions/0000000003.json") == manifest
     True
     """
 
@@ -89,7 +89,7 @@ class VersionManifest:
     anchor: File | None = None
     probe: Json = None
     sha256: str = ""
-    """What the first line of the file says."""
+    """The first line of the file."""
 
     @classmethod
     def made(
@@ -102,18 +102,17 @@ class VersionManifest:
         anchor: File | None = None,
         probe: Probe | None = None,
     ) -> "VersionManifest":
-        """With its digests worked out."""
+        """Build a manifest and compute its digests."""
         state = state_digest((name, t.dtype, t.shape, t.xxh3) for name, t in tensors.items())
         manifest = cls(version, state, tensors, base, patch, anchor, probe.to_json() if probe else None)
         return replace(manifest, sha256=hashlib.sha256(manifest._body()).hexdigest())
 
     @property
     def files(self) -> list[File]:
-        """Everything the version needs beside this manifest, its base's files excepted."""
+        """The files that belong to this version alone, without those of its base."""
         return [file for file in (self.patch, self.anchor) if file is not None]
 
-    def serialise(self) -> bytes:
-        """The file's content."""
+    def serialize(self) -> bytes:
         return self.sha256.encode() + b"\n" + self._body()
 
     def _body(self) -> bytes:
@@ -134,7 +133,7 @@ class VersionManifest:
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> "VersionManifest":
-        """What `serialise` wrote, or `DamagedFile`."""
+        """Read what `serialize` wrote; raises `DamagedFile` if a byte differs. `name` is for the message."""
         first, _, body = content.partition(b"\n")
         if first != hashlib.sha256(body).hexdigest().encode():
             raise _damaged(name, "its first line is not the sha256 of the rest")
@@ -146,7 +145,7 @@ class VersionManifest:
     @classmethod
     def _from_json(cls, data: dict[str, Json]) -> "VersionManifest":
         if data["format"] != FORMAT:
-            raise ValueError(f"its format is {data['format']!r}, and this reads {FORMAT!r}")
+            raise ValueError(f"its format is {data['format']!r}, not {FORMAT!r}")
         entries = cast("dict[str, dict[str, Json]]", data["tensors"])
         tensors = {name: _tensor_entry(entry) for name, entry in entries.items()}
         base, patch, anchor = (cast("dict[str, Json] | None", data[key]) for key in ("base", "patch", "anchor"))
@@ -162,7 +161,7 @@ class VersionManifest:
         if manifest.anchor is None and (manifest.patch is None or manifest.base is None):
             raise ValueError("it has neither an anchor nor a patch with a base")
         if manifest.state != state_digest((name, t.dtype, t.shape, t.xxh3) for name, t in tensors.items()):
-            raise ValueError("its tensors do not add up to its state")
+            raise ValueError("its tensors do not match its state digest")
         return manifest
 
 
@@ -170,7 +169,7 @@ def _tensor_entry(entry: dict[str, Json]) -> TensorEntry:
     shape = tuple(int(size) for size in cast("list[int]", entry["shape"]))
     dtype = str(entry["dtype"])
     if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is not known")
+        raise ValueError(f"unknown dtype {dtype!r}")
     patch = cast("list[int] | None", entry["patch"])
     return TensorEntry(dtype, shape, str(entry["xxh3"]), (int(patch[0]), int(patch[1])) if patch else None)
 
@@ -185,6 +184,6 @@ def _file(entry: dict[str, Json]) -> File:
 
 def _damaged(name: str, why: str) -> DamagedFile:
     return DamagedFile(
-        f"the manifest {name} is damaged: {why}. Restore it from a copy, or remove it: the version is then gone, and "
-        f"versions after it can be loaded from the next anchor on"
+        f"the manifest {name} is damaged: {why}. Restore it from a copy, or remove it: this version is then lost, and "
+        f"readers load later versions from the next anchor"
     )

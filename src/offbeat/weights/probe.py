@@ -1,7 +1,7 @@
 """The probe: a few fixed sequences and the trainer's log-probs on them, stored with every version.
 
-Any engine anywhere scores the same sequences after loading and compares. Hashes prove that the bytes arrived; the probe
-proves that they are what is being computed with.
+After a load, an engine computes log-probs of the same sequences and compares. Hashes prove that the bytes arrived; the
+probe proves that the engine computes with them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,15 +38,17 @@ class Probe:
         if not expected or min(expected) < 1 or expected != found:
             raise ProbeError(f"sequences of n tokens need n - 1 log-probs each: expected {expected}, found {found}")
         if not np.isfinite(self.values).all():
-            raise ProbeError("the log-probs of a probe must be finite: this policy is broken, do not publish it")
+            raise ProbeError(
+                "the log-probs of a probe must be finite, and these are not: the policy is broken. Do not publish it"
+            )
 
     @property
     def values(self) -> NDArray[np.float32]:
-        """All log-probs, one after another."""
+        """The log-probs of all sequences, concatenated."""
         return np.concatenate(self.logprobs)
 
     def to_json(self) -> Json:
-        """For a manifest; float32 values survive exactly."""
+        """Return JSON for a manifest. float32 values survive exactly."""
         return {
             "sequences": [list(one) for one in self.sequences],
             "logprobs": [[float(value) for value in one] for one in self.logprobs],
@@ -54,18 +56,19 @@ class Probe:
 
     @classmethod
     def from_json(cls, data: Json) -> "Probe":
-        """What `to_json` gave."""
+        """Read what `to_json` returned."""
         try:
             fields = cast("dict[str, list[list[float]]]", data)
             return cls(cast("list[list[int]]", fields["sequences"]), fields["logprobs"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ProbeError(f"this is no probe: {error!r}") from None
+            raise ProbeError(f"this is not a probe: {error!r}") from None
 
 
 def probe_sequences(texts: Sequence[Sequence[int]], vocab_size: int, seed: int, length: int = 24) -> Sequences:
-    """What to probe with: the given token sequences cut to `length`, and as many random ones.
+    """Return the sequences of a probe: the given ones cut to `length`, and as many random ones.
 
-    Real text shows what is served; random tokens move most when weights do, so that a small fault is seen as well.
+    Real text shows what is served. Log-probs of random tokens react most to a change of weights, so they reveal small
+    errors too.
 
     >>> [len(one) for one in probe_sequences([[3, 4, 5]], vocab_size=50, seed=0, length=8)]
     [3, 8]

@@ -4,55 +4,73 @@
       stream     each tensor to the host → compared with the last published one → its blocks into the patch file
       anchor     every so often the whole state as well, as safetensors
       commit     the manifest, in one atomic step, once all files are on disk: version 12 exists
-      retire     versions that nobody needs
+      retire     remove the versions that no reader needs
 
-The host holds one copy of the state, the last published one, and changes it tensor by tensor. A publisher that was
-killed leaves files that no manifest names; the next one removes them and begins with an anchor.
+Tensors come one at a time, from any device. A few threads work on them, and their results are used in order. So the
+device never holds a second state, and the host holds one copy, the last published state, and the few tensors at work.
+A killed publisher leaves files that no manifest names. The next publisher removes them and starts with an anchor.
 """
 
 import os
 import secrets
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, TypeVar
+
+from torch import Tensor
 
 from offbeat.errors import VersionMissing, VersionTaken, WeightLogError
-from offbeat.storage.store import Store, open_store
-from offbeat.weights import retention as leases
+from offbeat.storage import open_store
+from offbeat.storage.store import Store, Writer
+from offbeat.weights import retention
 from offbeat.weights.anchor import write_anchor
-from offbeat.weights.host_copy import Entries, HostCopy, State, advanced, described, taken
-from offbeat.weights.manifest import CALIBRATION, FOLDER, Base, File, VersionManifest, manifest_name, version_of
+from offbeat.weights.delta import Bits, encode
+from offbeat.weights.manifest import (
+    CALIBRATION,
+    FOLDER,
+    Base,
+    File,
+    TensorEntry,
+    VersionManifest,
+    manifest_name,
+    version_of,
+)
 from offbeat.weights.probe import Probe
-from offbeat.weights.retention import removable
 
+State = Iterable[tuple[str, Tensor]]
+"""Names and tensors, on any device. A tensor must not change until the last one has been taken."""
+HostCopy = dict[str, Bits]
+Entries = dict[str, TensorEntry]
+Result = TypeVar("Result")
 Kind = Literal["anchor", "patch", "repeated"]
+
+_AHEAD: Final = 256 << 20
+"""Bytes of tensors that may queue behind a large one, so that the other threads stay busy."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What a publish did."""
+    """The result of a publish."""
 
     version: int
     kind: Kind
-    """`repeated`: this very state was there already under this number, and nothing was written."""
+    """`repeated`: the log already held this state under this number, and nothing was written."""
     state: str
     """The digest of the state."""
     bytes: int = 0
-    """Written in all: patch, anchor, manifest."""
+    """Total written: patch, anchor and manifest."""
     patch_bytes: int = 0
     changed: int = 0
-    """Elements whose bits differ from the base's; 0 without a base."""
+    """Elements whose bits differ from the base; 0 without a base."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By phase: stream, anchor, commit, retire."""
 
 
-class _Phases:
-    """How long each part took."""
-
+class _PhaseTimer:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._since = time.perf_counter()
@@ -67,7 +85,7 @@ class WeightLog(AbstractContextManager["WeightLog"]):
     """Publishes numbered states of a policy. One publisher at a time; readers are `Subscription`s.
 
     >>> import tempfile, torch
-    >>> with tempfile.TemporaryDirectory() as place, WeightLog.open(place) as log:
+    >>> with tempfile.TemporaryDirectory() as folder, WeightLog.open(folder) as log:
     ...     first = log.publish(0, [("w", torch.zeros(1000, dtype=torch.bfloat16))])
     ...     second = log.publish(1, [("w", torch.eye(1000, dtype=torch.bfloat16)[0])])
     ...     first.kind, second.kind, second.changed, log.versions()
@@ -79,13 +97,13 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         self._anchor_every = anchor_every
         self._keep = keep
         self._held: HostCopy | None = None
-        """The state of the newest version; None where this publisher does not have it."""
+        """The state of the newest version; None if this publisher does not have it."""
         self._since_anchor = 0
         self._claim = store.claim()
         try:
-            self._manifests = _manifests(store)
+            self._manifests = _read_manifests(store)
             named = {file.name for manifest in self._manifests.values() for file in manifest.files}
-            store.remove(name for one in store.names("data") if (name := f"data/{one}") not in named)
+            store.remove(name for file in store.list_names("data") if (name := f"data/{file}") not in named)
         except BaseException:
             self._claim.release()
             raise
@@ -94,39 +112,39 @@ class WeightLog(AbstractContextManager["WeightLog"]):
 
     @classmethod
     def open(cls, uri: str | os.PathLike[str], *, anchor_every: int = 20, keep: int = 20) -> "WeightLog":
-        """Become the publisher of the log at a local path or object-store URI; it is made where there is none.
+        """Become the publisher of the log at a local path or object-store URI. Creates the log if it is missing.
 
         An anchor is written with every `anchor_every`-th version and with the first of each publisher. The newest
-        `keep` versions stay loadable, and what readers or pins need beyond them.
+        `keep` versions stay loadable, and so do all versions that readers or pins need.
         """
         if anchor_every < 1 or keep < 1:
             raise WeightLogError(f"anchor_every = {anchor_every}, keep = {keep}: both must be at least 1")
         return cls(open_store(uri), anchor_every=anchor_every, keep=keep)
 
     def publish(self, version: int, state: State, probe: Probe | None = None) -> Published:
-        """Make this state the log's newest version. When this returns it is durable and readers see it.
+        """Make this state the newest version. When this returns, it is durable and readers see it.
 
-        The same state under a number that is there already is accepted and changes nothing, so that a trainer that
-        resumed may repeat its steps.
+        Publishing the same state again under the same number changes nothing, so a resumed trainer may repeat its
+        steps.
         """
         if version in self._manifests:
-            return self._repeated(version, state)
+            return self._repeat(version, state)
         newest = max(self._manifests, default=None)
         if version < 0 or (newest is not None and version < newest):
             raise VersionTaken(
-                f"version {version} cannot be published after version {newest}: numbers start at 0 and only grow. A "
-                f"trainer that goes on from an earlier step calls rewind() with that step first"
+                f"version {version} cannot be published after version {newest}: numbers start at 0 and only grow. To "
+                f"continue from an earlier step, call rewind() with that step first"
             )
         self._claim.check()
-        phases = _Phases()
+        timer = _PhaseTimer()
         base = self._manifests[newest] if newest is not None else None
-        manifest, held, changed = self._files(version, state, base, probe, phases)
+        manifest, held, changed = self._write_files(version, state, base, probe, timer)
         manifest_bytes = self._commit(manifest)
         self._held = held
         self._since_anchor = 0 if manifest.anchor else self._since_anchor + 1
-        phases.end("commit")
+        timer.end("commit")
         self.retire()
-        phases.end("retire")
+        timer.end("retire")
         return Published(
             version,
             "anchor" if manifest.anchor else "patch",
@@ -134,80 +152,70 @@ class WeightLog(AbstractContextManager["WeightLog"]):
             bytes=sum(file.bytes for file in manifest.files) + manifest_bytes,
             patch_bytes=manifest.patch.bytes if manifest.patch else 0,
             changed=changed,
-            seconds=phases.seconds,
+            seconds=timer.seconds,
         )
 
     def versions(self) -> tuple[int, ...]:
-        """What can be loaded."""
+        """Return the versions that readers can load, in order."""
         return tuple(self._manifests)
 
     def pin(self, version: int, by: str) -> None:
-        """Keep a version, and what it rests on, until `unpin`: for checkpoints."""
+        """Keep a version and the versions it depends on until `unpin`. Checkpoints use this."""
         if version not in self._manifests:
             raise VersionMissing(f"version {version} cannot be pinned: the log holds {list(self._manifests)}")
-        leases.pin(self._store, version, by)
+        retention.pin(self._store, version, by)
 
     def unpin(self, version: int, by: str) -> None:
-        """Give back what was pinned under this name; harmless where nothing was."""
-        leases.unpin(self._store, version, by)
+        """Remove the pin of this name; harmless if there is none."""
+        retention.unpin(self._store, version, by)
 
     def retire(self) -> list[int]:
-        """Remove the versions that nobody needs; returns which. `publish` does this each time."""
+        """Remove the versions that no reader and no pin needs, and return them. `publish` does this each time."""
         bases = {v: m.base.version if m.base and not m.anchor else None for v, m in self._manifests.items()}
-        if not removable(bases, self._keep):
+        if not retention.removable(bases, self._keep):
             return []
-        needed = leases.leased(self._store, time.time(), bases) | leases.pinned(self._store).keys()
-        return self._remove(removable(bases, self._keep, needed))
+        needed = retention.leased(self._store, time.time(), bases) | retention.pinned(self._store).keys()
+        return self._remove(retention.removable(bases, self._keep, needed))
 
     def rewind(self, version: int) -> list[int]:
-        """Take back every version after this one, for a run that goes on from an earlier step; returns which."""
+        """Remove every version after this one, for a run that resumes from an earlier step, and return them."""
         self._held = None
         return self._remove(sorted((v for v in self._manifests if v > version), reverse=True))
 
     def close(self) -> None:
-        """Stop being the publisher."""
+        """Let another process publish."""
         self._pool.shutdown()
         self._claim.release()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _files(
-        self, version: int, state: State, base: VersionManifest | None, probe: Probe | None, phases: _Phases
+    def _write_files(
+        self, version: int, state: State, base: VersionManifest | None, probe: Probe | None, timer: _PhaseTimer
     ) -> tuple[VersionManifest, HostCopy, int]:
-        """Write all of a version but its manifest."""
+        """Write all files of a version except its manifest."""
         stem = f"data/{version:010}-{secrets.token_hex(4)}"
-        held, self._held = self._held, None  # whatever fails below, the next publish starts from nothing
-        patch, on, changed = None, None, 0
+        held, self._held = self._held, None  # if anything below fails, the next publish starts without a base
+        patch, base_of_patch, changed = None, None, 0
         if held is None or base is None:
-            held, entries = taken(state, self._pool, self._threads)
+            held, entries = self._copy(state)
         else:
-            on = Base(base.version, base.state, base.sha256)
-            patch, entries, changed = self._patch(held, state, f"{stem}.patch")
-        phases.end("stream")
+            base_of_patch = Base(base.version, base.state, base.sha256)
+            with self._store.create(name := f"{stem}.patch") as writer:
+                entries, changed = self._advance(held, state, writer)
+                patch = File(name, *writer.finished())
+        timer.end("stream")
         anchor = None
         if patch is None or self._since_anchor + 1 >= self._anchor_every:
-            anchor = self._anchor(held, f"{stem}.safetensors")
-        phases.end("anchor")
-        return VersionManifest.made(version, entries, base=on, patch=patch, anchor=anchor, probe=probe), held, changed
-
-    def _patch(self, held: HostCopy, state: State, name: str) -> tuple[File, Entries, int]:
-        with self._store.create(name) as writer:
-            entries, changed = advanced(held, state, writer, self._pool, self._threads)
-            return File(name, *writer.finished()), entries, changed
-
-    def _anchor(self, held: HostCopy, name: str) -> File:
-        with self._store.create(name) as writer:
-            write_anchor(held, writer)
-            return File(name, *writer.finished())
+            with self._store.create(name := f"{stem}.safetensors") as writer:
+                write_anchor(held, writer)
+                anchor = File(name, *writer.finished())
+        timer.end("anchor")
+        manifest = VersionManifest.made(version, entries, base=base_of_patch, patch=patch, anchor=anchor, probe=probe)
+        return manifest, held, changed
 
     def _commit(self, manifest: VersionManifest) -> int:
-        content = manifest.serialise()
+        content = manifest.serialize()
         if manifest.version == 0:
             self._store.put(CALIBRATION, content)
         self._claim.check()
@@ -215,18 +223,21 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         self._manifests[manifest.version] = manifest
         return len(content)
 
-    def _repeated(self, version: int, state: State) -> Published:
-        entries = described(state, self._pool, self._threads)
-        found, there = VersionManifest.made(version, entries).state, self._manifests[version].state
-        if found != there:
+    def _repeat(self, version: int, state: State) -> Published:
+        def describe(_: str, bits: Bits) -> TensorEntry:
+            return TensorEntry(bits.dtype, bits.shape, bits.fingerprint(), None)
+
+        new = VersionManifest.made(version, dict(self._map(describe, state))).state
+        published = self._manifests[version].state
+        if new != published:
             raise VersionTaken(
-                f"version {version} is in the log with another state ({there[:12]}, this one is {found[:12]}). A "
-                f"trainer that goes on from an earlier step calls rewind() with that step first"
+                f"version {version} is in the log with another state ({published[:12]}, this one is {new[:12]}). To "
+                f"continue from an earlier step, call rewind() with that step first"
             )
-        return Published(version, "repeated", there)
+        return Published(version, "repeated", published)
 
     def _remove(self, versions: list[int]) -> list[int]:
-        """Manifests first, dependents before what they rest on; then the files that no manifest names any more."""
+        """Remove manifests, dependents before the versions they depend on, then the files they named."""
         if versions:
             self._claim.check()
             files = [file.name for version in versions for file in self._manifests[version].files]
@@ -236,7 +247,68 @@ class WeightLog(AbstractContextManager["WeightLog"]):
             self._store.remove(files)
         return versions
 
+    def _copy(self, state: State) -> tuple[HostCopy, Entries]:
+        """Copy the state to the host and fingerprint each tensor."""
 
-def _manifests(store: Store) -> dict[int, VersionManifest]:
-    versions = sorted(v for name in store.names(FOLDER) if (v := version_of(name)) is not None)
+        def work(_: str, bits: Bits) -> tuple[Bits, str]:
+            return bits.copy(), bits.fingerprint()
+
+        copy: HostCopy = {}
+        entries: Entries = {}
+        for name, (bits, fingerprint) in self._map(work, state):
+            copy[name] = bits
+            entries[name] = TensorEntry(bits.dtype, bits.shape, fingerprint, None)
+        return copy, entries
+
+    def _advance(self, copy: HostCopy, state: State, patch: Writer) -> tuple[Entries, int]:
+        """Bring the copy up to the state, write the changes to the patch, and count the changed elements.
+
+        If this raises, the copy is a mixture of both states.
+        """
+
+        def work(name: str, bits: Bits) -> tuple[Bits, str, bytes, int]:
+            base = copy.get(name)
+            if base is None or not base.matches(bits):
+                blocks, changed = encode(None, bits.words)
+                base = bits.copy()
+            else:
+                blocks, changed = encode(base.words, bits.words, advance=True)
+            return base, bits.fingerprint(), blocks, changed
+
+        entries: Entries = {}
+        total_changed = position = 0
+        for name, (bits, fingerprint, blocks, changed) in self._map(work, state):
+            copy[name] = bits
+            patch.write(blocks)
+            entries[name] = TensorEntry(bits.dtype, bits.shape, fingerprint, (position, position + len(blocks)))
+            position += len(blocks)
+            total_changed += changed
+        for removed in copy.keys() - entries.keys():
+            del copy[removed]
+        return entries, total_changed
+
+    def _map(self, work: Callable[[str, Bits], Result], state: State) -> Iterator[tuple[str, Result]]:
+        """Apply `work` to each tensor in threads and yield the results in order. Only this thread iterates `state`."""
+        pending: deque[tuple[str, int, Future[Result]]] = deque()
+        seen: set[str] = set()
+        ahead = 0
+        for name, tensor in state:
+            if name in seen or "\0" in name or "\n" in name:
+                raise WeightLogError(
+                    f"{name!r} is not a valid tensor name: it occurs twice, or has a line break or NUL"
+                )
+            seen.add(name)
+            bits = Bits.of(tensor)
+            pending.append((name, bits.words.nbytes, self._pool.submit(work, name, bits)))
+            ahead += bits.words.nbytes
+            while len(pending) > 2 * self._threads and ahead > _AHEAD:
+                first, nbytes, result = pending.popleft()
+                ahead -= nbytes
+                yield first, result.result()
+        for name, _, result in pending:
+            yield name, result.result()
+
+
+def _read_manifests(store: Store) -> dict[int, VersionManifest]:
+    versions = sorted(v for name in store.list_names(FOLDER) if (v := version_of(name)) is not None)
     return {v: VersionManifest.parse(store.read(manifest_name(v)), manifest_name(v)) for v in versions}

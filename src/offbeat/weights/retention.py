@@ -1,7 +1,7 @@
-"""Which versions may go: a pure rule over version numbers.
+"""Retention: reader leases, pins, and a pure rule for which versions may be removed.
 
-A version needs its chain: the patches back to the nearest anchor, and that anchor. What nobody needs may go, the latest
-first, so that whoever is killed in between leaves no version whose chain is broken.
+A version needs its chain: the patches back to the nearest anchor, and that anchor. Unneeded versions are removed
+latest first, so a publisher that is killed half-way leaves no version with a broken chain.
 """
 
 import json
@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from offbeat.storage.store import Store
 
 LEASE_SECONDS: Final = 600.0
-"""A reader that did not poll or fetch for this long is taken for dead. Much more than clocks of hosts differ."""
+"""A reader that neither polls nor fetches for this long counts as dead. Far longer than host clocks differ."""
 _READERS: Final = "readers"
 _PINS: Final = "pins"
 
@@ -23,7 +23,7 @@ class ReaderLease:
 
     >>> import tempfile, time
     >>> from pathlib import Path
-    >>> from offbeat.storage.store import LocalStore
+    >>> from offbeat.storage.local import LocalStore
     >>> with tempfile.TemporaryDirectory() as place:
     ...     store = LocalStore(Path(place))
     ...     lease = ReaderLease(store, "worker 3", time.time)
@@ -41,18 +41,17 @@ class ReaderLease:
         self._written = 0.0
 
     def hold(self, versions: set[int]) -> None:
-        """Say that these are in use, and no others."""
+        """Declare these versions, and no others, to be in use."""
         if versions != self._versions:
             self._versions = set(versions)
             self._write()
 
     def renew(self) -> None:
-        """Cheap: writes only once in a while."""
+        """Keep the lease alive. Cheap to call often: it writes only every quarter of `LEASE_SECONDS`."""
         if self._versions is not None and self._clock() - self._written > LEASE_SECONDS / 4:
             self._write()
 
     def release(self) -> None:
-        """Nothing is in use any more."""
         if self._versions is not None:
             self._versions = None
             self._store.remove([self._file])
@@ -64,9 +63,9 @@ class ReaderLease:
 
 
 def leased(store: Store, now: float, known: Iterable[int]) -> set[int]:
-    """The versions that live readers use. Files of readers long dead are removed on the way."""
+    """Return the versions that live readers use, and remove the lease files of readers long dead."""
     versions: set[int] = set()
-    for file in store.found(_READERS):
+    for file in store.list_files(_READERS):
         name, age = f"{_READERS}/{file.name}", now - file.modified
         if age > 10 * LEASE_SECONDS:
             store.remove([name])
@@ -74,18 +73,18 @@ def leased(store: Store, now: float, known: Iterable[int]) -> set[int]:
             try:
                 versions |= set(json.loads(store.read(name))["versions"])
             except FileNotFoundError:
-                continue  # it was released this moment
+                continue  # released since it was listed
             except (ValueError, KeyError, TypeError):
-                versions |= set(known)  # somebody is there, and what they need cannot be read: keep everything
+                versions |= set(known)  # a live reader with an unreadable lease: keep everything
     return versions
 
 
 def pin(store: Store, version: int, by: str) -> None:
-    """Keep a version until it is unpinned.
+    """Keep a version until `unpin`. `by` names the reason, and one version may have several.
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from offbeat.storage.store import LocalStore
+    >>> from offbeat.storage.local import LocalStore
     >>> with tempfile.TemporaryDirectory() as place:
     ...     pin(LocalStore(Path(place)), 12, "checkpoint 12")
     ...     pinned(LocalStore(Path(place)))
@@ -95,14 +94,14 @@ def pin(store: Store, version: int, by: str) -> None:
 
 
 def unpin(store: Store, version: int, by: str) -> None:
-    """Take back what `pin` did; harmless where it did not."""
+    """Remove a pin; harmless if there is none."""
     store.remove([_pin_name(version, by)])
 
 
 def pinned(store: Store) -> dict[int, list[str]]:
-    """Who pins which version."""
+    """Return the names of the pins of each pinned version."""
     pins: dict[int, list[str]] = {}
-    for name in store.names(_PINS):
+    for name in store.list_names(_PINS):
         version, _, by = name.partition("@")
         if version.isdecimal():
             pins.setdefault(int(version), []).append(unquote(by))
@@ -114,7 +113,7 @@ def _pin_name(version: int, by: str) -> str:
 
 
 def chain(version: int, bases: Mapping[int, int | None]) -> list[int]:
-    """A version and what it rests on, given the base of every version that is not an anchor.
+    """Return a version and all versions it depends on, given the base of each (None for an anchor).
 
     >>> chain(12, {10: None, 11: 10, 12: 11})
     [12, 11, 10]
@@ -126,7 +125,7 @@ def chain(version: int, bases: Mapping[int, int | None]) -> list[int]:
 
 
 def removable(bases: Mapping[int, int | None], keep: int, needed: Collection[int] = ()) -> list[int]:
-    """Versions that neither the newest `keep` nor `needed` rest on, in the order to remove them.
+    """Return the versions on which neither the newest `keep` nor `needed` depend, in the order to remove them.
 
     >>> removable({0: None, 1: 0, 2: None, 3: 2, 4: 3}, keep=2)
     [1, 0]

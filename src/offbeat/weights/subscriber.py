@@ -1,10 +1,10 @@
-"""The reader's side of the weight log: any number of them, anywhere, none of which the publisher knows.
+"""The reader's side of the weight log. Readers may be anywhere, and the publisher does not know them.
 
     newest()        one listing: the newest complete version
-    fetch(12)       patches onto the state held, where that is the shortest way; else an anchor and the patches after it
-    probe(12)       what an engine that loaded it checks itself against
+    fetch(12)       patches on the state already held if that is the shortest way; else an anchor and later patches
+    probe(12)       the log-probs against which an engine that loaded version 12 checks itself
 
-A file is used once its sha256 was found right, a state once the fingerprint of every tensor was.
+A file is used only if its sha256 is right, and a state only if the fingerprint of every tensor is.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
 from torch import Tensor
 
 from offbeat.errors import DamagedFile, DamagedState, VersionMissing, WeightLogError, WrongBase
-from offbeat.storage.store import Store, open_store
+from offbeat.storage import open_store
+from offbeat.storage.store import Store
 from offbeat.weights.anchor import read_anchor
 from offbeat.weights.delta import Bits, apply
 from offbeat.weights.manifest import CALIBRATION, FOLDER, VersionManifest, manifest_name, version_of
@@ -30,7 +30,7 @@ from offbeat.weights.retention import ReaderLease
 
 @dataclass
 class _Held:
-    """A state in memory and the digest it was verified to have."""
+    """A state in memory and its verified digest."""
 
     state: str
     tensors: dict[str, Bits]
@@ -38,14 +38,14 @@ class _Held:
 
 @dataclass(frozen=True)
 class Route:
-    """How to reach a version: load the anchor of the first manifest, or keep the state held; then apply patches."""
+    """How to reach a version: load the anchor of `start`, or keep the held state if it is None; then apply patches."""
 
     start: VersionManifest | None
     patches: tuple[VersionManifest, ...]
 
 
 class Subscription(AbstractContextManager["Subscription"]):
-    """Follows a weight log. Used by one thread at a time.
+    """Follows a weight log. Not thread-safe.
 
     >>> import tempfile, torch
     >>> from offbeat.weights.publisher import WeightLog
@@ -66,25 +66,25 @@ class Subscription(AbstractContextManager["Subscription"]):
 
     @classmethod
     def open(cls, uri: str | os.PathLike[str], *, name: str) -> "Subscription":
-        """Follow the log at a local path or object-store URI, which need not exist yet. `name` is for people."""
+        """Follow the log at a local path or object-store URI, which need not exist yet. `name` appears in leases."""
         return cls(open_store(uri), name)
 
     def newest(self) -> int | None:
-        """The newest complete version; None while there is none."""
+        """Return the newest complete version, or None if there is none yet."""
         return max(self.versions(), default=None)
 
     def versions(self) -> tuple[int, ...]:
-        """All complete versions."""
+        """Return all complete versions, in order."""
         self._lease.renew()
-        return tuple(sorted(v for name in self._store.names(FOLDER) if (v := version_of(name)) is not None))
+        return tuple(sorted(v for name in self._store.list_names(FOLDER) if (v := version_of(name)) is not None))
 
     def fetch(self, version: int, *, from_anchor: bool = False) -> Mapping[str, Tensor]:
-        """The state of a version, verified. `from_anchor` rebuilds it whatever is held.
+        """Return the verified state of a version. `from_anchor` ignores the state already held.
 
         The tensors belong to the subscription: the next fetch changes them in place, so that memory holds one state.
-        Whoever keeps them longer, or writes to them, clones them.
+        Clone them if you keep them longer or write to them.
         """
-        self._lease.hold({version})  # before anything is read: from here on retention leaves it alone
+        self._lease.hold({version})  # before the first read, so that the publisher keeps the version
         target = self._manifest(version)
         if from_anchor:
             self._held = None
@@ -92,14 +92,14 @@ class Subscription(AbstractContextManager["Subscription"]):
         if held is None or held.state != target.state:
             route = self._route(target, held.state if held else None)
             if route.start is not None:
-                held = None  # memory holds one state
+                held = None  # free it before the anchor is read
             held = self._follow(route, held)
         self._verify(target, held.tensors)
         self._held = _Held(target.state, held.tensors)
         return MappingProxyType({name: held.tensors[name].tensor() for name in target.tensors})
 
     def probe(self, version: int) -> Probe | None:
-        """What was published with a version to check engines by; that of version 0 is kept for ever."""
+        """Return the probe of a version, or None if it has none. The probe of version 0 is kept forever."""
         try:
             manifest = self._manifest(version)
         except VersionMissing:
@@ -109,17 +109,12 @@ class Subscription(AbstractContextManager["Subscription"]):
         return None if manifest.probe is None else Probe.from_json(manifest.probe)
 
     def close(self) -> None:
-        """Give up the lease and the state."""
+        """Release the lease and the state."""
         self._held = None
         self._pool.shutdown()
         self._lease.release()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _manifest(self, version: int) -> VersionManifest:
@@ -129,7 +124,9 @@ class Subscription(AbstractContextManager["Subscription"]):
         except FileNotFoundError:
             raise self._missing(version) from None
         if manifest.version != version:
-            raise DamagedFile(f"the manifest {name} describes version {manifest.version}: files were mixed up")
+            raise DamagedFile(
+                f"the manifest {name} describes version {manifest.version}: the file was renamed or replaced"
+            )
         return manifest
 
     def _calibration(self) -> VersionManifest:
@@ -140,21 +137,21 @@ class Subscription(AbstractContextManager["Subscription"]):
 
     def _missing(self, version: int) -> VersionMissing:
         return VersionMissing(
-            f"version {version} is not in {self._store.uri}, which holds {list(self.versions())}: it was retired, or "
-            f"never published. Fetch the newest"
+            f"version {version} is not in {self._store.uri}, which holds {list(self.versions())}: it was removed, or "
+            f"never published. Fetch the newest version"
         )
 
-    def _gone(self, manifest: VersionManifest, what: str) -> WeightLogError:
-        """A file is not there: its version was retired this moment, or somebody removed the file alone."""
+    def _file_missing(self, manifest: VersionManifest, what: str) -> WeightLogError:
+        """Tell a version that was just retired from a file that was deleted on its own."""
         if manifest.version not in self.versions():
             return self._missing(manifest.version)
         return DamagedFile(
-            f"the {what} of version {manifest.version} in {self._store.uri} is gone, although its manifest is there. "
-            f"Restore {' or '.join(file.name for file in manifest.files)}, or fetch a version from an anchor after it"
+            f"the {what} of version {manifest.version} in {self._store.uri} is missing, although its manifest exists. "
+            f"Restore {' or '.join(file.name for file in manifest.files)}, or fetch a later version with an anchor"
         )
 
     def _route(self, target: VersionManifest, held: str | None) -> Route:
-        """The way that reads the fewest bytes."""
+        """Return the route that reads the fewest bytes."""
         patches: list[VersionManifest] = []
         best: Route | None = None
         best_bytes = patch_bytes = 0
@@ -171,19 +168,19 @@ class Subscription(AbstractContextManager["Subscription"]):
             if step.base.state == held:
                 return Route(None, tuple(reversed(patches)))
             try:
-                below = self._manifest(step.base.version)
+                base = self._manifest(step.base.version)
             except VersionMissing:
                 break
-            if below.sha256 != step.base.manifest:
+            if base.sha256 != step.base.manifest:
                 raise WrongBase(
-                    f"{step.patch.name} was made on another version {below.version} than the one here: files of two "
-                    f"logs were mixed. Fetch a version from an anchor after it, or have the trainer publish again"
+                    f"{step.patch.name} was made for another version {base.version} than the one here: files of two "
+                    f"logs were mixed. Fetch a later version with an anchor, or restart the trainer, which writes one"
                 )
-            step = below
+            step = base
         if best is None:
             raise VersionMissing(
-                f"version {target.version} cannot be loaded from {self._store.uri}: the versions it rests on are gone. "
-                f"Fetch the newest"
+                f"version {target.version} cannot be loaded from {self._store.uri}: versions it depends on are "
+                f"missing. Fetch the newest version"
             )
         return best
 
@@ -192,26 +189,25 @@ class Subscription(AbstractContextManager["Subscription"]):
             try:
                 tensors = read_anchor(self._store, route.start, self._lease.renew)
             except FileNotFoundError:
-                raise self._gone(route.start, "anchor") from None
+                raise self._file_missing(route.start, "anchor") from None
             held = _Held(route.start.state, tensors)
-        assert held is not None, "a route without a start leads from the state held"
+        assert held is not None, "a route without a start begins at the held state"
         for manifest in route.patches:
-            self._patch(manifest, held)
+            self._apply_patch(manifest, held)
         return held
 
-    def _patch(self, manifest: VersionManifest, held: _Held) -> None:
-        """Apply one patch in place."""
+    def _apply_patch(self, manifest: VersionManifest, held: _Held) -> None:
         file, base = manifest.patch, manifest.base
         assert file is not None and base is not None
-        assert base.state == held.state, "the route leads over the base"
+        assert base.state == held.state, "the route passes through the base"
         try:
             content = self._store.read(file.name)
         except FileNotFoundError:
-            raise self._gone(manifest, "patch") from None
+            raise self._file_missing(manifest, "patch") from None
         if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
             raise DamagedFile(
-                f"the patch {file.name} in {self._store.uri} is damaged: its sha256 is not the one its manifest names. "
-                f"Nothing of it was used. Fetch a version from an anchor after it"
+                f"the patch {file.name} in {self._store.uri} is damaged: its sha256 differs from the one in its "
+                f"manifest. It was not used. Fetch a later version with an anchor"
             )
         self._lease.renew()
         tensors = {}
@@ -234,6 +230,7 @@ class Subscription(AbstractContextManager["Subscription"]):
         ]
         if wrong:
             raise DamagedState(
-                f"version {manifest.version}: {len(wrong)} tensors are not what was published ({', '.join(wrong[:3])}"
-                f"…); somebody wrote to them, or the memory is faulty. They were dropped; fetch again"
+                f"version {manifest.version}: {len(wrong)} tensors differ from what was published "
+                f"({', '.join(wrong[:3])}…); your code wrote to them, or the memory is faulty. They were dropped; "
+                f"fetch again"
             )

@@ -1,1 +1,8 @@
-"""Rows of other tools, in and out: `records` reads them, `layout` says which column is what, `shapes` makes groups."""
+"""Importing rows from other tools, and exporting groups as rows.
+
+records.py   reads rows of files, and cells of rows
+layout.py    detects which column has which role
+shapes.py    converts rows to groups
+importer.py  validates groups and writes them to a log
+rows_out.py  writes groups as rows, and reads such rows back
+"""

@@ -1,12 +1,12 @@
-"""Which column of somebody's rows means what: detected from their names and values, or told.
+"""The layout of imported rows: which column has which role, detected from names and values or given by the user.
 
-Three shapes, and the log's own export:
+There are three shapes, and the log's own export:
 
     one row per prompt       {"prompt": …, "responses": [… …], "rewards": [1, 0]}
     one row per completion   {"problem_id": 7, "prompt": …, "response": …, "reward": 1}
     one row per conversation {"messages": [… …, {"role": "assistant", …}], "reward": 1}
 
-A prompt or a completion is a text, a list of messages, or a list of token ids; its value says which.
+A prompt or a completion is a text, a list of messages, or a list of token ids.
 """
 
 import json
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
-from offbeat.errors import CannotImport, nearest
+from offbeat.errors import CannotImport, suggest_nearest
 from offbeat.experience.importing.records import Row
 
 
 class RowShape(StrEnum):
-    """How completions lie in rows."""
+    """How completions are arranged in rows."""
 
     LISTS = "one row per prompt, its completions in lists"
     ROWS = "one row per completion"
@@ -42,11 +42,11 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     "finish": ("finish_reasons", "finish_reason", "finishes", "finish"),
     "group": ("group", "group_id", "prompt_id", "problem_id", "question_id", "uid"),
     "conversation": ("messages", "conversations", "conversation"),
-    "prompt_id": (),  # these three mean other things elsewhere, so they are never guessed
+    "prompt_id": (),  # other tools use these three for other things, so they are never detected
     "source": (),
     "task": (),
 }
-"""The names people give to each role, the surest first."""
+"""The column names that other tools use for each role, the most reliable first."""
 
 PLURALS: Final = {"responses": "response", "rewards": "reward", "finishes": "finish", "sources": "source"}
 
@@ -54,16 +54,18 @@ EXPORTED: Final = (
     *("group_id", "completion_id", "task", "prompt_id", "prompt_token_ids", "prompt_columns", "token_ids"),
     *("behavior_logprobs", "versions", "loss_mask", "finish", "source", "reward", "unscorable", "detail", "breakdown"),
 )
-"""The columns of an export, `export.py`."""
+"""The columns of an export (`rows_out.py`)."""
 
-Kind = Literal["text", "messages", "token ids", "nothing"]
+CellKind = Literal["text", "messages", "token ids", "nothing"]
 
 
-def kind(value: object) -> Kind | None:
-    """What a prompt or a completion is given as; None for what is none of these.
+def cell_kind(value: object) -> CellKind | None:
+    """Return how a prompt or a completion is given, or None for any other value.
 
-    >>> kind("2 + 2 ="), kind([1, 2]), kind([{"role": "user", "content": "2 + 2 ="}]), kind([]), kind(7)
-    ('text', 'token ids', 'messages', 'nothing', None)
+    >>> cell_kind("2 + 2 ="), cell_kind([1, 2]), cell_kind([{"role": "user", "content": "2 + 2 ="}])
+    ('text', 'token ids', 'messages')
+    >>> cell_kind([]), cell_kind(7)
+    ('nothing', None)
     """
     match value:
         case str():
@@ -83,7 +85,7 @@ def kind(value: object) -> Kind | None:
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """What the columns mean.
+    """The role of each column.
 
     >>> rows = [{"question": "2 + 2 =", "answers": ["4", "5"], "score": [1, 0], "id": 7}]
     >>> print(detect(rows, parse_columns("responses=answers")))
@@ -97,41 +99,41 @@ class ColumnLayout:
 
     shape: RowShape
     columns: Mapping[str, str]
-    """Role to column."""
+    """Column name by role."""
     group_by: tuple[str, ...] = ()
-    """Columns that are equal for the rows of one group; empty where the prompt itself tells."""
+    """Columns that are equal in all rows of a group; empty if rows are grouped by their prompt."""
     kept: tuple[str, ...] = ()
-    """Columns that go along as the prompt's columns."""
-    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    """Columns to store as the prompt's columns."""
+    kinds: Mapping[str, CellKind] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
 
     @property
     def needed(self) -> list[str]:
-        """All columns that have to be read."""
+        """All columns to read."""
         if self.shape is RowShape.EXPORT:
             return list(EXPORTED)
         return list(dict.fromkeys([*self.columns.values(), *self.group_by, *self.kept]))
 
     @property
     def has_text(self) -> bool:
-        """Whether a tokenizer is needed."""
-        return any(given in ("text", "messages") for given in self.kinds.values())
+        """True if a tokenizer is needed."""
+        return any(kind in ("text", "messages") for kind in self.kinds.values())
 
     def key(self, row: Row) -> str:
-        """What rows of one group have in common."""
+        """Return the key that all rows of a group share."""
         if self.group_by:
-            return _spelt([row.get(column) for column in self.group_by])
+            return _canonical([row.get(column) for column in self.group_by])
         if self.shape is RowShape.CONVERSATIONS:
             messages = row.get(self.columns["conversation"])
-            return _spelt(messages[:-1] if isinstance(messages, list) else messages)
-        return _spelt(row.get(self.columns["prompt"]))
+            return _canonical(messages[:-1] if isinstance(messages, list) else messages)
+        return _canonical(row.get(self.columns["prompt"]))
 
     def __str__(self) -> str:
         lines = [self.shape.value]
         if self.shape is RowShape.EXPORT:
             return lines[0]
-        given = {role: f" ({self.kinds[role]})" if role in self.kinds else "" for role in self.columns}
-        lines += [f"  {role:<9} <- {column}{given[role]}" for role, column in self.columns.items()]
+        kinds = {role: f" ({self.kinds[role]})" if role in self.kinds else "" for role in self.columns}
+        lines += [f"  {role:<9} <- {column}{kinds[role]}" for role, column in self.columns.items()]
         if self.shape is not RowShape.LISTS:
             lines.append(f"  grouped by {' and '.join(self.group_by) or 'the prompt'}")
         if "logprobs" not in self.columns:
@@ -145,12 +147,12 @@ class ColumnLayout:
         return "\n".join(lines)
 
 
-def _spelt(value: object) -> str:
+def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """A mapping of roles to columns as typed on a command line.
+    """Parse a mapping of roles to columns from the command line.
 
     >>> parse_columns("prompt=question,responses=answers")
     {'prompt': 'question', 'response': 'answers'}
@@ -158,56 +160,56 @@ def parse_columns(text: str) -> dict[str, str]:
     Traceback (most recent call last):
     offbeat.errors.CannotImport: 'promt' is not a role of a column; did you mean 'prompt'?
     """
-    told: dict[str, str] = {}
+    given: dict[str, str] = {}
     for pair in filter(None, text.split(",")):
         role, equals, column = (part.strip() for part in pair.partition("="))
         if not equals or not column:
-            raise CannotImport(f"{pair!r} in the column mapping; pairs like prompt=question were meant")
+            raise CannotImport(f"the column mapping has {pair!r}; expected pairs like prompt=question")
         role = PLURALS.get(role, role)
         if role not in ROLES:
-            raise CannotImport(f"{role!r} is not a role of a column; {nearest(role, ROLES)}")
-        told[role] = column
-    return told
+            raise CannotImport(f"{role!r} is not a role of a column; {suggest_nearest(role, ROLES)}")
+        given[role] = column
+    return given
 
 
-def detect(rows: Sequence[Row], told: Mapping[str, str] | None = None, kept: Sequence[str] = ()) -> ColumnLayout:
-    """The layout of rows like these: what was told, and the rest by the names and values of the columns.
+def detect(rows: Sequence[Row], given: Mapping[str, str] | None = None, kept: Sequence[str] = ()) -> ColumnLayout:
+    """Detect the layout of rows. Roles that are not given are detected from the columns' names and values.
 
     Args:
-        rows: The first few.
-        told: Columns by role; several columns that identify a group together are joined by `+`.
-        kept: Columns to keep with the prompt, for scoring: the reference answer, a difficulty.
+        rows: The first few rows.
+        given: Columns by role. Join several columns that identify a group together with `+`.
+        kept: Columns to store with the prompt, for scoring: the reference answer, a difficulty.
     """
-    told, names = dict(told or {}), list(dict.fromkeys(name for row in rows for name in row))
-    if not told and not kept and {"group_id", "completion_id", "prompt_id", "token_ids", "versions"} <= set(names):
+    given, names = dict(given or {}), list(dict.fromkeys(name for row in rows for name in row))
+    if not given and not kept and {"group_id", "completion_id", "prompt_id", "token_ids", "versions"} <= set(names):
         return ColumnLayout(RowShape.EXPORT, {}, group_by=("group_id",))
-    for column in [*(part for name in told.values() for part in name.split("+")), *kept]:
+    for column in [*(part for name in given.values() for part in name.split("+")), *kept]:
         if column not in names:
-            raise CannotImport(f"there is no column {column!r}; {nearest(column, names)}")
+            raise CannotImport(f"there is no column {column!r}; {suggest_nearest(column, names)}")
     found = {
-        role: told.get(role) or next((name for name in known if name in names), None) for role, known in ROLES.items()
+        role: given.get(role) or next((name for name in known if name in names), None) for role, known in ROLES.items()
     }
-    shape = _shape(rows, found, told)
+    shape = _shape(rows, found, given)
     group_by = tuple((found.pop("group") or "").split("+")) if shape is not RowShape.LISTS and found["group"] else ()
     found.pop("group", None)
     for role in ("prompt", "response") if shape is RowShape.CONVERSATIONS else ("conversation",):
         found.pop(role)
     columns = {role: column for role, column in found.items() if column is not None}
     if "prompt" not in columns and shape is not RowShape.CONVERSATIONS:
-        raise CannotImport(f"no column looks like a prompt among {', '.join(names)}; say which: prompt=…")
+        raise CannotImport(f"no column looks like a prompt among {', '.join(names)}; set one with prompt=…")
     used = {*columns.values(), *group_by, *kept}
     unused = tuple(name for name in names if name not in used)
     return ColumnLayout(shape, columns, group_by, tuple(kept), _kinds(rows, columns, shape), unused)
 
 
-def _shape(rows: Sequence[Row], found: Mapping[str, str | None], told: Mapping[str, str]) -> RowShape:
+def _shape(rows: Sequence[Row], found: Mapping[str, str | None], given: Mapping[str, str]) -> RowShape:
     response, conversation = found["response"], found["conversation"]
-    if response is None or ("conversation" in told and "response" not in told):
+    if response is None or ("conversation" in given and "response" not in given):
         if conversation is not None:
             return RowShape.CONVERSATIONS
         names = ", ".join(dict.fromkeys(name for row in rows for name in row))
         raise CannotImport(
-            f"no column looks like completions among {names or '(no rows)'}; say which: response=…, or conversation=…"
+            f"no column looks like completions among {names or '(no rows)'}; set one with response=… or conversation=…"
         )
     row = next((row for row in rows if row.get(response)), {})
     return RowShape.LISTS if _is_list_of_completions(row, response, found["reward"]) else RowShape.ROWS
@@ -215,21 +217,21 @@ def _shape(rows: Sequence[Row], found: Mapping[str, str | None], told: Mapping[s
 
 def _is_list_of_completions(row: Row, response: str, reward: str | None) -> bool:
     value = row.get(response)
-    given = kind(value)
-    if given == "messages" and isinstance(value, list):
-        # One completion of several messages, or several completions of one message each? The rewards tell.
+    kind = cell_kind(value)
+    if kind == "messages" and isinstance(value, list):
+        # Either one completion of several messages, or several completions of one message each: the rewards decide.
         return isinstance(row.get(reward), list) if reward else response.endswith("s") and len(value) > 1
-    return isinstance(value, list) and given != "token ids"
+    return isinstance(value, list) and kind != "token ids"
 
 
-def _kinds(rows: Sequence[Row], columns: Mapping[str, str], shape: RowShape) -> dict[str, Kind]:
-    """How prompts and completions are given, as far as the first rows tell."""
-    found: dict[str, Kind] = {}
+def _kinds(rows: Sequence[Row], columns: Mapping[str, str], shape: RowShape) -> dict[str, CellKind]:
+    """Return how prompts and completions are given in the first rows."""
+    found: dict[str, CellKind] = {}
     for role in ("prompt", "response", "conversation"):
         values = [row.get(columns[role]) for row in rows] if role in columns else []
         if role == "response" and shape is RowShape.LISTS:
             values = [part for value in values if isinstance(value, list) for part in value]
-        told = [given for value in values if (given := kind(value)) not in (None, "nothing")]
-        if told:
-            found[role] = told[0]
+        kinds = [kind for value in values if (kind := cell_kind(value)) not in (None, "nothing")]
+        if kinds:
+            found[role] = kinds[0]
     return found

@@ -1,6 +1,7 @@
-"""Rows of files that other people made: JSONL, Parquet and Hugging Face datasets, read a few at a time.
+"""Read files of other tools: rows of JSONL, Parquet and Hugging Face datasets, and the values in their cells.
 
-Nothing here knows what a row means; `shapes.py` does. Nothing is executed: no pickles, and no code of a dataset.
+Rows are read a few at a time. Nothing is executed: no pickles, and no code of a dataset. A cell that cannot be
+converted raises `UnreadableCell` with the value found.
 """
 
 import gzip
@@ -12,40 +13,45 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Final, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+from numpy.typing import NDArray
 
 from offbeat.errors import CannotImport
+from offbeat.types import UNKNOWN, Finish, Json, Score, Unknown
 
-AT_ONCE: Final = 16
-"""Rows of Parquet held at a time. As Python's numbers they take ten times the room they take in Arrow."""
-LINES: Final = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
-HUB: Final = "hf:"
+ROWS_AT_ONCE: Final = 16
+"""Rows of Parquet in memory. As Python numbers they take ten times the memory they take in Arrow."""
+JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+HUB_PREFIX: Final = "hf:"
+FINISHES: Final = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence"), Finish.STOP),
+    **dict.fromkeys(("length", "max_tokens", "max_length"), Finish.LENGTH),
+}
+"""The words that engines use for how a completion ended."""
+ROLE_NAMES: Final = {"human": "user", "gpt": "assistant"}
+"""Message roles that other tools name differently."""
 
 Row = dict[str, object]
+Message = dict[str, str]
+"""`role` and `content`."""
+Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """One row, and where it stands.
-
-    >>> SourceRecord("rollouts.jsonl, line 7", {"prompt": "2 + 2 ="}).row["prompt"]
-    '2 + 2 ='
-    """
+    """One row and where it is, for example "rollouts.jsonl, line 7"."""
 
     where: str
     row: Row
 
 
 @dataclass(frozen=True)
-class Broken:
-    """What stands where a row should, and why it is none.
-
-    >>> Broken("rollouts.jsonl, line 8", "not JSON", '{"prompt": ').problem
-    'not JSON'
-    """
+class BrokenRecord:
+    """Something that is not a row, where it is, and why it is not a row."""
 
     where: str
     problem: str
@@ -54,47 +60,52 @@ class Broken:
 
 @dataclass(frozen=True)
 class Records:
-    """Rows that can be read again and again; each reading starts anew.
+    """Rows that can be read any number of times; each call of `read` starts at the first row.
 
-    `read` takes the columns wanted, None for all. Formats that cannot leave out columns give more than asked for.
+    `read` takes the wanted columns, or None for all. Formats that cannot skip columns return more than was requested.
     """
 
     name: str
-    read: Callable[[Sequence[str] | None], Iterator[SourceRecord | Broken]]
+    read: Callable[[Sequence[str] | None], Iterator[SourceRecord | BrokenRecord]]
+
+
+class UnreadableCell(Exception):
+    """These rows cannot be converted to a group."""
 
 
 def find_records(where: str, split: str = "train") -> Records:
-    """The rows of a file, of a directory of files, of a saved dataset, or of one on the hub (`hf:owner/name`).
+    """Return the rows of a file, a directory of files, a saved dataset, or a dataset on the hub (`hf:owner/name`).
 
     >>> find_records("no.txt")
     Traceback (most recent call last):
-    offbeat.errors.CannotImport: there is no no.txt; a dataset on the hub is called hf:owner/name
+    offbeat.errors.CannotImport: there is no file no.txt; the name of a dataset on the hub is hf:owner/name
     """
-    if where.startswith(HUB):
-        return _hub(where.removeprefix(HUB), split)
+    if where.startswith(HUB_PREFIX):
+        return _hub_dataset(where.removeprefix(HUB_PREFIX), split)
     path = Path(where)
     if not path.exists():
-        raise CannotImport(f"there is no {where}; a dataset on the hub is called {HUB}owner/name")
+        raise CannotImport(f"there is no file {where}; the name of a dataset on the hub is {HUB_PREFIX}owner/name")
     if not path.is_dir():
         return _file(path)
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return _saved_dataset(path, split)
-    files = [_file(file) for file in sorted(path.iterdir()) if file.name.endswith((*LINES, ".parquet"))]
+    files = [_file(file) for file in sorted(path.iterdir()) if file.name.endswith((*JSONL_SUFFIXES, ".parquet"))]
     if not files:
-        raise CannotImport(f"{where} holds no {', no '.join((*LINES, '.parquet'))} and no saved dataset")
+        raise CannotImport(f"{where} contains no {', no '.join((*JSONL_SUFFIXES, '.parquet'))} and no saved dataset")
     return Records(path.name, lambda columns: (record for file in files for record in file.read(columns)))
 
 
 def _file(path: Path) -> Records:
-    if path.name.endswith(LINES):
-        return Records(path.name, lambda _: _lines(path))
+    if path.name.endswith(JSONL_SUFFIXES):
+        return Records(path.name, lambda _: _read_lines(path))
     if path.suffix == ".parquet":
-        return Records(path.name, lambda columns: _parquet(path, columns))
-    raise CannotImport(f"{path.name} is none of {', '.join((*LINES, '.parquet'))}; a JSON array is not JSONL")
+        return Records(path.name, lambda columns: _read_parquet(path, columns))
+    known = ", ".join((*JSONL_SUFFIXES, ".parquet"))
+    raise CannotImport(f"the suffix of {path.name} is not one of {known}; a JSON array is not JSONL")
 
 
-def _lines(path: Path) -> Iterator[SourceRecord | Broken]:
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines, _whole(path):
+def _read_lines(path: Path) -> Iterator[SourceRecord | BrokenRecord]:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines, _reading(path):
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -102,31 +113,32 @@ def _lines(path: Path) -> Iterator[SourceRecord | Broken]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield Broken(where, f"not JSON: {error}", line.decode(errors="backslashreplace"))
+                yield BrokenRecord(where, f"not JSON: {error}", line.decode(errors="backslashreplace"))
                 continue
             if isinstance(row, dict):
                 yield SourceRecord(where, row)
             else:
-                yield Broken(where, f"a {type(row).__name__} where a JSON object was meant", row)
+                yield BrokenRecord(where, f"expected a JSON object, found a {type(row).__name__}", row)
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise CannotImport(
-            f"{path.name} cannot be read to its end: {error}. What was taken stays; import it again when it is whole"
+            f"{path.name} cannot be read to its end: {error}. Groups imported so far stay in the log; replace the file "
+            "with a complete copy and import it again"
         ) from error
 
 
-def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[SourceRecord]:
-    with _whole(path), pa.parquet.ParquetFile(path) as file:
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[SourceRecord]:
+    with _reading(path), pa.parquet.ParquetFile(path) as file:
         wanted = columns and [name for name in file.schema_arrow.names if name in columns]
-        yield from _batches(path.name, (pa.table(b) for b in file.iter_batches(AT_ONCE, columns=wanted)))
+        yield from _rows_of(path.name, (pa.table(b) for b in file.iter_batches(ROWS_AT_ONCE, columns=wanted)))
 
 
-def _batches(name: str, tables: Iterator[pa.Table]) -> Iterator[SourceRecord]:
+def _rows_of(name: str, tables: Iterator[pa.Table]) -> Iterator[SourceRecord]:
     number = 0
     for table in tables:
         for batch in table.to_batches():
@@ -137,11 +149,7 @@ def _batches(name: str, tables: Iterator[pa.Table]) -> Iterator[SourceRecord]:
 
 
 def as_python(column: pa.Array) -> list[object]:
-    """What `to_pylist` gives, twenty times faster for lists of numbers.
-
-    >>> as_python(pa.array([[1, 2], None, []]))
-    [[1, 2], None, []]
-    """
+    """Return what `to_pylist` returns, twenty times faster for lists of numbers."""
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         parts, end = as_python(column.flatten()), 0
         lists: list[object] = []
@@ -155,7 +163,7 @@ def as_python(column: pa.Array) -> list[object]:
 
 
 def _saved_dataset(path: Path, split: str) -> Records:
-    datasets = _library()
+    datasets = _import_datasets()
     loaded = datasets.load_from_disk(str(path))
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
@@ -164,13 +172,13 @@ def _saved_dataset(path: Path, split: str) -> Records:
 
     def read(columns: Sequence[str] | None) -> Iterator[SourceRecord]:
         chosen = loaded.select_columns([c for c in loaded.column_names if columns is None or c in columns])
-        return _batches(path.name, chosen.with_format("arrow").iter(AT_ONCE))
+        return _rows_of(path.name, chosen.with_format("arrow").iter(ROWS_AT_ONCE))
 
     return Records(path.name, read)
 
 
-def _hub(name: str, split: str) -> Records:
-    datasets = _library()
+def _hub_dataset(name: str, split: str) -> Records:
+    datasets = _import_datasets()
 
     def read(_: Sequence[str] | None) -> Iterator[SourceRecord]:
         rows = datasets.load_dataset(name, split=split, streaming=True)
@@ -179,8 +187,104 @@ def _hub(name: str, split: str) -> Records:
     return Records(name, read)
 
 
-def _library() -> ModuleType:
+def _import_datasets() -> ModuleType:
     try:
         return importlib.import_module("datasets")
     except ModuleNotFoundError as missing:
-        raise CannotImport("this needs the library of Hugging Face datasets: pip install datasets") from missing
+        raise CannotImport("Hugging Face datasets is not installed: pip install datasets") from missing
+
+
+def read_tokens(values: object, what: str) -> Tokens:
+    """Convert a list of token ids.
+
+    >>> read_tokens([4, 2], "a completion")
+    array([4, 2], dtype=int32)
+    >>> read_tokens([4.5], "c7")
+    Traceback (most recent call last):
+    offbeat.experience.importing.records.UnreadableCell: the token ids of c7 are float64, not integers
+    """
+    found = _array(values, what, "token ids")
+    if found.size and found.dtype.kind not in "iu":
+        raise UnreadableCell(f"the token ids of {what} are {found.dtype.name}, not integers")
+    if found.size and (int(found.min()) < -(2**31) or int(found.max()) >= 2**31):
+        raise UnreadableCell(f"{what} has token ids that do not fit 32 bits")
+    return found.astype(np.int32)
+
+
+def read_logprobs(values: object) -> NDArray[np.float32] | Unknown:
+    """Convert a list with one log-prob for each token; None is unknown."""
+    if values is None:
+        return UNKNOWN
+    found = _array(values, "a completion", "log-probs")
+    if found.size and found.dtype.kind not in "fiu":
+        raise UnreadableCell(f"log-probs are {values!r:.80}; expected one number for each token")
+    with np.errstate(over="ignore"):  # a number that is too large becomes infinite, which validation refuses
+        return found.astype(np.float32)
+
+
+def _array(values: object, what: str, expected: str) -> NDArray[np.generic]:
+    if not isinstance(values, list):
+        raise UnreadableCell(f"{what} has {values!r:.80}; expected a list of {expected}")
+    try:
+        return np.asarray(values)
+    except (ValueError, OverflowError) as error:  # lists of unequal length, numbers beyond 64 bits
+        raise UnreadableCell(f"{what} has no flat list of {expected}: {error!s:.120}") from error
+
+
+def read_finish(word: object) -> Finish:
+    """Convert how a completion ended; None counts as a normal end."""
+    if word is None:
+        return Finish.STOP
+    finish = FINISHES.get(str(word).lower())
+    if finish is None:
+        raise UnreadableCell(f"a completion has finish {word!r:.80}; expected one of {', '.join(FINISHES)}")
+    return finish
+
+
+def read_score(reward: object) -> Score | None:
+    """Convert a reward; None means that feedback is awaited. Validation checks that it is a finite number."""
+    if isinstance(reward, int):
+        try:
+            reward = float(reward)
+        except OverflowError as error:
+            raise UnreadableCell("a reward is too large for a float") from error
+    return None if reward is None else Score(cast(float, reward))
+
+
+def read_name(value: object, what: str) -> str:
+    """Return a text unchanged, and refuse everything else."""
+    if not isinstance(value, str):
+        raise UnreadableCell(f"the {what} is {value!r:.80}; expected text")
+    return value
+
+
+def read_text(text: str) -> str:
+    """Return a text unchanged, and refuse one that a tokenizer cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnreadableCell(f"not valid Unicode: {text!a:.80}") from error
+    return text
+
+
+def read_json(value: object) -> Json:
+    """Convert to plain JSON; dates and similar values become text."""
+    return cast(Json, json.loads(json.dumps(value, default=str)))
+
+
+def read_messages(value: object, what: str) -> list[Message]:
+    """Convert messages, each with a role and a text, under the names that other tools use.
+
+    >>> read_messages([{"from": "human", "value": "2 + 2 ="}], "the prompt")
+    [{'role': 'user', 'content': '2 + 2 ='}]
+    """
+    messages: list[Message] = []
+    for message in value if isinstance(value, list) else [value]:
+        match message:
+            case {"role": str(role), "content": str(content)} | {"from": str(role), "value": str(content)}:
+                messages.append({"role": ROLE_NAMES.get(role, role), "content": read_text(content)})
+            case _:
+                raise UnreadableCell(f"{what} has message {message!r:.80}; expected a role and a text")
+    if not messages:
+        raise UnreadableCell(f"{what} has no messages")
+    return messages

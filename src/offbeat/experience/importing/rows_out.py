@@ -1,6 +1,6 @@
-"""Groups as plain rows, one per completion, in JSONL or Parquet: for other tools, and for another log to import.
+"""Groups as plain rows, one for each completion, in JSONL or Parquet: for other tools and for import into another log.
 
-What is exported is the groups with their late scores in place. Events and quarantine stay behind.
+An export contains the groups with their late scores filled in. It does not contain events and quarantine.
 """
 
 import json
@@ -15,19 +15,12 @@ import pyarrow.parquet
 
 from offbeat.errors import CannotImport
 from offbeat.experience.importing.layout import EXPORTED
-from offbeat.experience.importing.records import Row
-from offbeat.experience.importing.values import (
-    UnreadableCell,
-    read_finish,
-    read_logprobs,
-    read_name,
-    read_tokens,
-)
+from offbeat.experience.importing.records import Row, UnreadableCell, read_finish, read_logprobs, read_name, read_tokens
 from offbeat.experience.schema import SPAN, canonical, score_fields, score_from
 from offbeat.types import UNKNOWN, Completion, Group, Json, Prompt, VersionSpan
 
-AT_ONCE: Final = 64
-"""Groups held at a time."""
+GROUPS_AT_ONCE: Final = 64
+"""Groups in memory while writing Parquet."""
 
 _TYPES: Final = {
     "prompt_token_ids": pa.list_(pa.int32()),
@@ -38,11 +31,11 @@ _TYPES: Final = {
     "reward": pa.float64(),
 }
 SCHEMA: Final = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) for name in EXPORTED])
-"""Of the Parquet file; in JSONL `prompt_columns` and `breakdown` are objects and not text."""
+"""The schema of the Parquet file. In JSONL, `prompt_columns` and `breakdown` are objects and not text."""
 
 
 def export_rows(group: Group) -> Iterator[Row]:
-    """One row for each completion.
+    """Yield one row for each completion.
 
     >>> answer = Completion("g7/0", [4, 2], UNKNOWN, source="human")
     >>> group = Group("g7", Prompt(id="p", token_ids=[1], task="arithmetic"), (answer,))
@@ -75,7 +68,7 @@ def export_rows(group: Group) -> Iterator[Row]:
 
 
 def exported_group(rows: Sequence[Row]) -> Group:
-    """The group that rows of `export_rows` hold."""
+    """Convert rows of `export_rows` back to their group."""
     first = rows[0]
     if missing := [name for name in EXPORTED if name not in first]:
         raise UnreadableCell(f"the exported row has no {', '.join(missing)}")
@@ -106,7 +99,7 @@ def _completion(row: Row) -> Completion:
         mask = None if row["loss_mask"] is None else np.asarray(row["loss_mask"], np.bool_)
     except (TypeError, ValueError, KeyError) as error:
         raise UnreadableCell(
-            f"completion {row.get('completion_id')!r:.80} is not as exported: {error!s:.120}"
+            f"completion {row.get('completion_id')!r:.80} does not look like an exported row: {error!s:.120}"
         ) from error
     return Completion(
         id=read_name(row["completion_id"], "completion_id"),
@@ -121,12 +114,12 @@ def _completion(row: Row) -> Completion:
 
 
 def export(groups: Iterable[Group], file: Path) -> int:
-    """Write groups to a new .jsonl or .parquet file; returns how many. A file that is there is left alone."""
+    """Write groups to a new .jsonl or .parquet file and return their number. An existing file is never overwritten."""
     write = {".jsonl": _write_lines, ".parquet": _write_parquet}.get(file.suffix)
     if write is None:
-        raise CannotImport(f"{file.name} is neither .jsonl nor .parquet")
+        raise CannotImport(f"{file.name} is neither .jsonl nor .parquet; use one of these suffixes")
     if file.exists():
-        raise CannotImport(f"{file} exists; give another name")
+        raise CannotImport(f"{file} exists; choose another name")
     return write(groups, file)
 
 
@@ -136,7 +129,7 @@ def _write_lines(groups: Iterable[Group], file: Path) -> int:
         for group in groups:
             count += 1
             for row in export_rows(group):
-                # As objects they are at hand for whoever reads the file.
+                # As objects they need no second parse.
                 row |= {name: json.loads(cast(str, row[name]) or "null") for name in ("prompt_columns", "breakdown")}
                 lines.write(json.dumps(row) + "\n")
     return count
@@ -146,7 +139,7 @@ def _write_parquet(groups: Iterable[Group], file: Path) -> int:
     count = 0
     with pa.parquet.ParquetWriter(file, SCHEMA) as writer:
         left = iter(groups)
-        while some := list(islice(left, AT_ONCE)):
+        while some := list(islice(left, GROUPS_AT_ONCE)):
             count += len(some)
             writer.write_table(pa.Table.from_pylist([row for group in some for row in export_rows(group)], SCHEMA))
     return count

@@ -1,21 +1,17 @@
-"""Rows of somebody else become groups.
+"""Convert rows of other tools to groups.
 
-Token ids are taken as they are; text needs an `Encoder`. Nothing is guessed: log-probs that are not given are unknown,
-a reward that is not given is awaited, and rows that no group can be made of are `UnreadableCell`, with a sentence.
+Token ids are used unchanged; text needs an `Encoder`. Nothing is guessed: missing log-probs are unknown, a missing
+reward is awaited, and rows that cannot be converted raise `UnreadableCell` with a sentence.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from offbeat.experience.importing.layout import ColumnLayout, RowShape, kind
-from offbeat.experience.importing.records import Row
-from offbeat.experience.importing.rows_out import exported_group
-from offbeat.experience.importing.values import (
+from offbeat.experience.importing.layout import ColumnLayout, RowShape, cell_kind
+from offbeat.experience.importing.records import (
     Message,
+    Row,
     Tokens,
     UnreadableCell,
     read_finish,
@@ -27,13 +23,14 @@ from offbeat.experience.importing.values import (
     read_text,
     read_tokens,
 )
+from offbeat.experience.importing.rows_out import exported_group
 from offbeat.experience.schema import canonical
-from offbeat.types import UNKNOWN, Completion, Finish, Group, Prompt, Unknown
+from offbeat.types import UNKNOWN, Completion, Finish, Group, Prompt
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Turns text into the token ids of the policy that will be trained.
+    """Converts text to the token ids of the policy that will be trained.
 
     >>> encoder = Encoder(lambda text: list(text.encode()), end=0)
     >>> encoder.completion("42", Finish.STOP), encoder.completion("42", Finish.LENGTH)
@@ -41,92 +38,74 @@ class Encoder:
     """
 
     encode: Callable[[str], list[int]]
-    """Of a completion, without special tokens."""
+    """Encodes a completion, without special tokens."""
     encode_prompt: Callable[[str], list[int]] | None = None
-    """Of a prompt given as text; `encode` unless given."""
+    """Encodes a prompt given as text. The default is `encode`."""
     encode_chat: Callable[[list[Message]], list[int]] | None = None
-    """Of a prompt given as messages, up to where the assistant begins to speak."""
+    """Encodes a prompt given as messages, up to where the assistant's answer starts."""
     end: int | None = None
-    """The token that ends a completion. A policy learns to stop from it, and text does not show it."""
+    """The token that ends a completion. The policy learns from it to stop, and text does not contain it."""
 
     def completion(self, text: str, finish: Finish) -> list[int]:
-        """Tokens of a completion, with its end if it came to one."""
+        """Return the tokens of a completion, with the end token unless it was truncated."""
         return self.encode(text) + ([self.end] if self.end is not None and finish is Finish.STOP else [])
 
 
 @dataclass(frozen=True)
-class About:
-    """What the rows do not say themselves.
-
-    >>> About(task="arithmetic", source="human").source
-    'human'
-    """
+class ImportDefaults:
+    """Values for what the rows do not contain, and the encoder for their text."""
 
     task: str | None = None
     source: str | None = None
     encoder: Encoder | None = None
 
 
-def group_from(rows: Sequence[Row], layout: ColumnLayout, about: About) -> Group:
-    """The group these rows hold: one row where completions lie in lists, else one row per completion.
+def group_from(rows: Sequence[Row], layout: ColumnLayout, defaults: ImportDefaults) -> Group:
+    """Convert the rows of one group: a single row if completions are in lists, else one row for each completion.
 
-    The id is made of task, prompt, completions and their sources, so the same rows give the same id.
+    The id is a hash of task, prompt, completions and their sources, so the same rows give the same id.
 
     >>> from offbeat.experience.importing.layout import detect
     >>> rows = [{"prompt": [3, 14, 4], "responses": [[4, 2], [4, 1]], "rewards": [1.0, None]}]
-    >>> group = group_from(rows, detect(rows), About("arithmetic", "human"))
+    >>> group = group_from(rows, detect(rows), ImportDefaults("arithmetic", "human"))
     >>> group.id, [completion.score for completion in group.completions]
     ('import-1462464687183de42c2d', [Score(reward=1.0, breakdown={}), None])
     """
     if layout.shape is RowShape.EXPORT:
         return exported_group(rows)
-    spoken, parts = _parts(rows, layout)
-    prompt = _prompt(rows[0], spoken, layout, about)
-    answers = [_answer(part, about) for part in parts]
-    named = [prompt.task, *(answer.source for answer in answers)]
-    group_id = f"import-{content_hash(named, prompt.token_ids, *(answer.tokens for answer in answers))}"
-    completions = [
-        Completion(
-            id=f"{group_id}/{i}",
-            token_ids=answer.tokens,
-            behavior_logprobs=answer.logprobs,
-            finish=answer.finish,
-            source=answer.source,
-            score=read_score(part.get("reward")),
-        )
-        for i, (part, answer) in enumerate(zip(parts, answers, strict=True))
-    ]
+    prompt_cell, parts = _split(rows, layout)
+    prompt = _prompt(rows[0], prompt_cell, layout, defaults)
+    unnamed = [_completion(part, defaults) for part in parts]
+    names = [prompt.task, *(completion.source for completion in unnamed)]
+    group_id = f"import-{content_hash(names, prompt.token_ids, *(completion.token_ids for completion in unnamed))}"
+    completions = (replace(completion, id=f"{group_id}/{i}") for i, completion in enumerate(unnamed))
     return Group(group_id, prompt, tuple(completions))
 
 
 def content_hash(content: object, *tokens: Tokens) -> str:
-    """A name for JSON and lists of token ids: the same wherever it is made.
-
-    >>> content_hash(["arithmetic"], read_tokens([4, 2], "a completion"))
-    '21caf338a403db57fb7f'
-    """
+    """Return a hash of JSON and lists of token ids that is the same on every machine."""
     hasher = hashlib.sha256(canonical([content, [len(part) for part in tokens]]).encode())
     for part in tokens:
         hasher.update(part.astype("<i4").data)
     return hasher.hexdigest()[:20]
 
 
-def _prompt(row: Row, spoken: object, layout: ColumnLayout, about: About) -> Prompt:
-    tokens = _prompt_tokens(spoken, about.encoder)
+def _prompt(row: Row, cell: object, layout: ColumnLayout, defaults: ImportDefaults) -> Prompt:
+    tokens = _prompt_tokens(cell, defaults.encoder)
     task, name = layout.columns.get("task"), layout.columns.get("prompt_id")
     return Prompt(
         id=str(row.get(name)) if name else f"prompt-{content_hash(None, tokens)}",
         token_ids=tokens,
-        task=read_name(row.get(task) if task else about.task, "task"),
+        task=read_name(row.get(task) if task else defaults.task, "task"),
         columns={name: read_json(row.get(name)) for name in layout.kept},
     )
 
 
-def _parts(rows: Sequence[Row], layout: ColumnLayout) -> tuple[object, list[Row]]:
-    """The prompt as it is given, and for each completion the values of its roles."""
+def _split(rows: Sequence[Row], layout: ColumnLayout) -> tuple[object, list[Row]]:
+    """Return the cell of the prompt, and for each completion the cells by role."""
     columns = {role: column for role, column in layout.columns.items() if role not in ("prompt", "prompt_id", "task")}
     if layout.shape is RowShape.LISTS:
-        return rows[0].get(layout.columns["prompt"]), _spread(rows[0], columns)
+        return rows[0].get(layout.columns["prompt"]), _split_lists(rows[0], columns)
     parts: list[Row] = [{role: row.get(column) for role, column in columns.items()} for row in rows]
     prompts: list[object]
     if layout.shape is RowShape.ROWS:
@@ -139,22 +118,22 @@ def _parts(rows: Sequence[Row], layout: ColumnLayout) -> tuple[object, list[Row]
             part["response"] = [last]
     if any(prompt != prompts[0] for prompt in prompts):
         raise UnreadableCell(
-            f"{len(rows)} rows belong to one group but differ in their prompts; group by something finer"
+            f"{len(rows)} rows of one group differ in their prompts; group by more columns, for example group=id+prompt"
         )
     return prompts[0], parts
 
 
-def _spread(row: Row, columns: Mapping[str, str]) -> list[Row]:
-    """One row with lists as one part per completion; what is no list holds for all of them."""
+def _split_lists(row: Row, columns: Mapping[str, str]) -> list[Row]:
+    """Split a row with lists into one part for each completion. A cell that is not a list holds for all of them."""
     responses = row.get(columns["response"])
     if not isinstance(responses, list):
-        raise UnreadableCell(f"{columns['response']} is {responses!r:.80}; a list of completions was meant")
+        raise UnreadableCell(f"{columns['response']} is {responses!r:.80}; expected a list of completions")
     parts: list[Row] = [{} for _ in responses]
     for role, column in columns.items():
         values = row.get(column)
         if not isinstance(values, list):
             if role == "reward" and values is not None:
-                raise UnreadableCell(f"{column} is {values!r:.80}; a list with one for each completion was meant")
+                raise UnreadableCell(f"{column} is {values!r:.80}; expected a list with one reward for each completion")
             values = [values] * len(responses)
         if len(values) != len(responses):
             raise UnreadableCell(
@@ -165,54 +144,46 @@ def _spread(row: Row, columns: Mapping[str, str]) -> list[Row]:
     return parts
 
 
-@dataclass(frozen=True, eq=False)
-class _Answer:
-    tokens: Tokens
-    logprobs: NDArray[np.float32] | Unknown
-    finish: Finish
-    source: str
-
-
-def _answer(part: Row, about: About) -> _Answer:
+def _completion(part: Row, defaults: ImportDefaults) -> Completion:
+    """Convert the cells of one completion. Its id stays empty: it depends on the whole group."""
     finish, logprobs = read_finish(part.get("finish")), read_logprobs(part.get("logprobs"))
-    source = read_name(part.get("source", about.source), "source")
+    source = read_name(part.get("source", defaults.source), "source")
     response = part.get("response")
-    if kind(response) in ("token ids", "nothing"):
-        return _Answer(read_tokens(response, "a completion"), logprobs, finish, source)
-    text, encoder = read_text(_said(response)), _needed(about.encoder)
-    tokens = encoder.completion(text, finish)
-    if logprobs is not UNKNOWN and len(tokens) == len(logprobs) + 1:
-        tokens = encoder.encode(text)  # whoever recorded the log-probs left the end out
-    return _Answer(read_tokens(tokens, "a completion"), logprobs, finish, source)
+    if cell_kind(response) not in ("token ids", "nothing"):
+        text, encoder = read_text(_response_text(response)), _require(defaults.encoder)
+        response = encoder.completion(text, finish)
+        if logprobs is not UNKNOWN and len(response) == len(logprobs) + 1:
+            response = encoder.encode(text)  # the recorded log-probs do not include the end token
+    tokens, score = read_tokens(response, "a completion"), read_score(part.get("reward"))
+    return Completion("", tokens, logprobs, finish=finish, source=source, score=score)
 
 
-def _said(response: object) -> str:
-    """What the assistant said."""
+def _response_text(response: object) -> str:
     if isinstance(response, str):
         return response
-    if kind(response) != "messages":
-        raise UnreadableCell(f"a completion is {response!r:.80}; text, messages or token ids were meant")
+    if cell_kind(response) != "messages":
+        raise UnreadableCell(f"a completion is {response!r:.80}; expected text, messages or token ids")
     messages = read_messages(response, "a completion")
     if len(messages) != 1 or messages[0]["role"] != "assistant":
-        speakers = ", ".join(message["role"] for message in messages)
-        raise UnreadableCell(f"a completion has messages of {speakers:.80}; one of the assistant was meant")
+        roles = ", ".join(message["role"] for message in messages)
+        raise UnreadableCell(f"a completion has messages with roles {roles:.80}; expected one assistant message")
     return messages[0]["content"]
 
 
 def _prompt_tokens(prompt: object, encoder: Encoder | None) -> Tokens:
-    given = kind(prompt)
-    if given == "text":
-        with_text = _needed(encoder)
+    kind = cell_kind(prompt)
+    if kind == "text":
+        with_text = _require(encoder)
         return read_tokens((with_text.encode_prompt or with_text.encode)(read_text(str(prompt))), "the prompt")
-    if given == "messages":
-        chat = _needed(encoder).encode_chat
+    if kind == "messages":
+        chat = _require(encoder).encode_chat
         if chat is None:
-            raise UnreadableCell("the prompt is a list of messages, and the tokenizer has no chat template")
+            raise UnreadableCell("the prompt is a list of messages, but the tokenizer has no chat template")
         return read_tokens(chat(read_messages(prompt, "the prompt")), "the prompt")
     return read_tokens(prompt, "the prompt")
 
 
-def _needed(encoder: Encoder | None) -> Encoder:
+def _require(encoder: Encoder | None) -> Encoder:
     if encoder is None:
-        raise UnreadableCell("it is text, and there is no tokenizer to turn it into token ids")
+        raise UnreadableCell("the cell is text, and there is no tokenizer to encode it")
     return encoder

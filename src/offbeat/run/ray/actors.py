@@ -1,11 +1,11 @@
-"""The parts of a run as actors of Ray: each a thin shell around the class that does the same in one process.
+"""The parts of a run as Ray actors: each a thin shell around the class that does the same work in one process.
 
     RankActor      one rank of the trainer       RankLearner
-    WorkerActor    one worker                    Worker, which asks the driver's desk for prompts
+    WorkerActor    one worker                    Worker, which gets prompts from the driver's desk
     ScoringActor   a scoring pool                ScoringPool
 
-Every actor answers `beat` in a thread of its own, whatever else it does: a process that is stopped or stuck in native
-code is told from one that is busy.
+Every actor answers `heartbeat` in a thread of its own, also while it works. So a process that is stopped or stuck in
+native code looks different from a busy one.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from offbeat.config import Config
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.prompt_leases import PromptLease
 from offbeat.rollout.worker import Worker
-from offbeat.run.build import RunContext, load_tokenizer, make_task, make_worker
+from offbeat.run.build import RunContext, make_task, make_worker
 from offbeat.run.directory import RunDirectory
 from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.learner import RankLearner
@@ -37,15 +37,15 @@ from offbeat.trainer.fsdp import Ranks, join, serving_state
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import Group, Json
 
-BEAT = "beat"
-"""The concurrency group of signs of life."""
-BEAT_SECONDS: Final = 1.0
-"""A sign of life takes that long, so that one is always being waited for and its failure is known at once."""
+HEARTBEAT_GROUP: Final = "heartbeat"
+"""The Ray concurrency group of heartbeats."""
+HEARTBEAT_SECONDS: Final = 1.0
+"""A heartbeat call takes this long. So the driver always waits for one, and sees at once when it fails."""
 
 
 @dataclass(frozen=True)
-class Pulse:
-    """A sign of life, and what there is to tell."""
+class Heartbeat:
+    """Proof that an actor is alive, and a worker's news since the last one."""
 
     pid: int
     groups: int = 0
@@ -53,81 +53,76 @@ class Pulse:
 
 
 class ScoringActor:
-    """A scoring pool that workers share. Scoring is a pure function: after a crash Ray simply asks again."""
+    """A scoring pool that workers share. Scoring is a pure function, so Ray repeats a call after a crash."""
 
     def __init__(self, config: Config) -> None:
         task = config.task
         self._pool = ScoringPool.of(make_task(config), workers=task.scorers, memory_mib=task.memory_mib)
 
     async def score(self, text: str, columns: Columns, of: str) -> Outcome:
-        """One completion."""
         return await asyncio.wrap_future(await asyncio.to_thread(self._pool.score, text, columns, of=of))
 
-    @ray.method(concurrency_group=BEAT)
-    async def beat(self) -> Pulse:
-        """Still there."""
-        await asyncio.sleep(BEAT_SECONDS)
-        return Pulse(os.getpid())
+    @ray.method(concurrency_group=HEARTBEAT_GROUP)
+    async def heartbeat(self) -> Heartbeat:
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        return Heartbeat(os.getpid())
 
 
 @dataclass(frozen=True)
 class RemoteScoring:
-    """A `Scorer` that asks an actor."""
+    """A `Scorer` and `BatchScorer` that calls an actor."""
 
     actor: ActorHandle[ScoringActor]
 
     def score(self, text: str, columns: Columns, *, of: str = "") -> "Future[Outcome]":
-        """See `Scorer`."""
-        asked: Future[Outcome] = cast(Any, self.actor).score.remote(text, columns, of).future()
-        return asked
+        future: Future[Outcome] = cast(Any, self.actor).score.remote(text, columns, of).future()
+        return future
 
     def score_all(self, items: Sequence[tuple[str, Columns]]) -> list[Outcome]:
-        """In order; blocks."""
         return [future.result() for future in [self.score(text, columns) for text, columns in items]]
 
 
 class RankActor:
-    """One rank of the trainer. All are asked the same things in the same order, and answer when they are done."""
+    """One rank of the trainer. All ranks get the same calls in the same order and return when the work is done."""
 
     def __init__(self, config: Config, directory: RunDirectory, rank: int, scoring: RemoteScoring) -> None:
         self._config, self._directory, self._rank, self._scoring = config, directory, rank, scoring
         self._stack = ExitStack()
         self._served: HfEngine | None = None
 
-    def host(self) -> str:
-        """The node it is on."""
+    def node(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
     def start(self, rendezvous: str, one_machine: bool) -> dict[str, Json]:
-        """Meet the others, load, go to the newest checkpoint; returns what the driver must know."""
+        """Join the other ranks, load the model, restore the newest checkpoint; return what the driver needs."""
         config = self._config
         ranks = Ranks()
         if config.trainer.ranks > 1:
             device = str(torch.accelerator.current_accelerator() or "cpu")
             ranks = join(self._rank, config.trainer.ranks, rendezvous, device=device, loopback=one_machine)
-        self._setting = RunContext(config, self._directory, make_task(config), load_tokenizer(config))
-        task, tokenizer = self._setting.task, self._setting.tokenizer
+        self._context = RunContext.load(config, self._directory)
+        task, tokenizer = self._context.task, self._context.tokenizer
         self._learner = RankLearner.open(config, self._directory, task, tokenizer, self._stack, ranks)
-        kept = self._learner.restore()
-        estimate = self._learner.estimate()
-        vocabulary = self._learner.trainer.policy_model.vocabulary
-        return {"kept": kept, "estimate": estimate, "vocabulary": vocabulary, "step": self._learner.trainer.step}
+        return {
+            "saved": self._learner.restore(),
+            "estimate": self._learner.estimate(),
+            "vocab_size": self._learner.trainer.policy_model.vocab_size,
+            "step": self._learner.trainer.step,
+        }
 
     def train(self, groups: Sequence[Group]) -> tuple[Trained | RefusedBatch, int]:
-        """A step, and k after it."""
+        """Train one step; return the outcome and k after it."""
         outcome = self._learner.train(groups)
         return outcome, self._learner.trainer.step
 
     def publish(self, version: int) -> dict[str, Json]:
-        """See `RankLearner`."""
         return self._learner.publish(version)
 
     def save(self, state: Mapping[str, Json]) -> None:
-        """See `RankLearner`."""
         self._learner.save(state)
 
     def evaluate(self, step: int) -> Mapping[str, Json]:
-        """Pass rates of the policy as it is now; ranks other than 0 help to gather it."""
+        """Return the pass rates of the current policy. Ranks other than 0 only help to gather the model."""
         config, policy_model = self._config, self._learner.trainer.policy_model
         if config.trainer.ranks == 1:
             model = policy_model.model
@@ -139,27 +134,26 @@ class RankActor:
                 self._served = HfEngine.start(Path(config.model.path), dtype=config.model.serve)
             asyncio.run(self._served.load(step, whole.items()))
             model = self._served.model
-        setting = self._setting
-        return asyncio.run(PolicyEvaluation(config, setting.task, setting.tokenizer, self._scoring, model)(step))
+        context = self._context
+        return asyncio.run(PolicyEvaluation(config, context.task, context.tokenizer, self._scoring, model)(step))
 
     def finish(self) -> None:
-        """The last checkpoint is on disk."""
+        """Wait until the last checkpoint is on disk."""
         self._learner.checkpoints.wait()
 
     def close(self) -> None:
-        """Let go of logs and locks."""
+        """Release logs and locks."""
         self._stack.close()
 
-    @ray.method(concurrency_group=BEAT)
-    def beat(self) -> Pulse:
-        """Still there."""
-        time.sleep(BEAT_SECONDS)
-        return Pulse(os.getpid())
+    @ray.method(concurrency_group=HEARTBEAT_GROUP)
+    def heartbeat(self) -> Heartbeat:
+        time.sleep(HEARTBEAT_SECONDS)
+        return Heartbeat(os.getpid())
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a worker asks of the desk: a method of `Prompts` and its arguments."""
+class DeskCall:
+    """A worker's call to the desk: a method of `Prompts` and its arguments."""
 
     number: int
     method: str
@@ -167,25 +161,27 @@ class Question:
 
 
 class WorkerActor:
-    """One worker. Its questions wait here until the driver fetches them, so that nobody has to reach the driver."""
+    """One worker, and the `Prompts` of that worker.
+
+    Calls to the desk wait here until the driver fetches them. So no process has to connect to the driver.
+    """
 
     def __init__(
-        self, name: str, config: Config, directory: RunDirectory, vocabulary: int, scoring: RemoteScoring
+        self, name: str, config: Config, directory: RunDirectory, vocab_size: int, scoring: RemoteScoring
     ) -> None:
-        self._name, self._config, self._directory, self._vocabulary = name, config, directory, vocabulary
+        self._name, self._config, self._directory, self._vocab_size = name, config, directory, vocab_size
         self._scoring = scoring
         self._numbers = itertools.count()
-        self._asked: asyncio.Queue[Question] = asyncio.Queue()
+        self._desk_calls: asyncio.Queue[DeskCall] = asyncio.Queue()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._worker: Worker | None = None
-        self._told = 0
+        self._notices_sent = 0
 
     async def work(self) -> None:
-        """Until stopped."""
-        config = self._config
-        setting = RunContext(config, self._directory, make_task(config), load_tokenizer(config))
-        with setting.open_log(self._vocabulary, f"{self._name} {os.getpid()}") as log:
-            worker, policies = make_worker(setting, self._name, self, self._scoring, log)
+        """Work until stopped."""
+        context = RunContext.load(self._config, self._directory)
+        with context.open_log(self._vocab_size, f"{self._name} {os.getpid()}") as log:
+            worker, policies = make_worker(context, self._name, self, self._scoring, log)
             with policies:
                 self._worker = worker
                 await worker.run()
@@ -196,58 +192,52 @@ class WorkerActor:
             self._worker.stop()
 
     async def nudge(self) -> None:
-        """A newer version is out."""
         if self._worker is not None:
             self._worker.nudge()
 
-    async def questions(self) -> list[Question]:
-        """All there are, as soon as there is one; none after a while."""
+    async def desk_calls(self) -> list[DeskCall]:
+        """Return all waiting calls as soon as there is one, or none after `HEARTBEAT_SECONDS`."""
         try:
-            async with asyncio.timeout(BEAT_SECONDS):
-                found = [await self._asked.get()]
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                calls = [await self._desk_calls.get()]
         except TimeoutError:
             return []
-        while not self._asked.empty():
-            found.append(self._asked.get_nowait())
-        return found
+        while not self._desk_calls.empty():
+            calls.append(self._desk_calls.get_nowait())
+        return calls
 
     async def answer(self, number: int, value: Any) -> None:
-        """What the desk said."""
+        """Pass the desk's return value to the call that waits for it."""
         waiting = self._answers.pop(number, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(value)
 
     async def serving(self, by: str, version: int | None) -> None:
-        """See `Prompts`."""
-        await self._ask("serving", by, version)
+        await self._call_desk("serving", by, version)
 
     async def take(self, count: int, by: str) -> list[PromptLease]:
-        """See `Prompts`."""
-        return cast(list[PromptLease], await self._ask("take", count, by))
+        return cast(list[PromptLease], await self._call_desk("take", count, by))
 
     async def finish(self, group_ids: Sequence[str]) -> None:
-        """See `Prompts`."""
-        await self._ask("finish", list(group_ids))
+        await self._call_desk("finish", list(group_ids))
 
     async def give_back(self, group_ids: Sequence[str]) -> None:
-        """See `Prompts`."""
-        await self._ask("give_back", list(group_ids))
+        await self._call_desk("give_back", list(group_ids))
 
-    async def _ask(self, method: str, *arguments: Any) -> Any:
+    async def _call_desk(self, method: str, *arguments: Any) -> Any:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
-        self._asked.put_nowait(Question(number, method, arguments))
+        self._desk_calls.put_nowait(DeskCall(number, method, arguments))
         try:
             return await self._answers[number]
         finally:
             self._answers.pop(number, None)
 
-    @ray.method(concurrency_group=BEAT)
-    async def beat(self) -> Pulse:
-        """Still there; and what went wrong since."""
-        await asyncio.sleep(BEAT_SECONDS)
+    @ray.method(concurrency_group=HEARTBEAT_GROUP)
+    async def heartbeat(self) -> Heartbeat:
+        await asyncio.sleep(HEARTBEAT_SECONDS)
         if self._worker is None:
-            return Pulse(os.getpid())
+            return Heartbeat(os.getpid())
         tally = self._worker.tally
-        told, self._told = self._told, len(tally.notices)
-        return Pulse(os.getpid(), tally.groups, tuple(tally.notices[told:]))
+        sent, self._notices_sent = self._notices_sent, len(tally.notices)
+        return Heartbeat(os.getpid(), tally.groups, tuple(tally.notices[sent:]))

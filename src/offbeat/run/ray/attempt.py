@@ -1,100 +1,185 @@
-"""One attempt at a run on Ray: actors are made, the loop runs until it ends or a rank is lost, actors end."""
+"""The connection to Ray, and one attempt at a run: from its actors' start until it ends or a rank is lost.
+
+This module imports Ray: import it only after `entry.environment` has run.
+"""
 
 import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
 import uuid
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offbeat.config import Config
+from offbeat.errors import RunError
 from offbeat.events import EventKind
+from offbeat.experience.background import Maintenance
 from offbeat.experience.ledger import Ledger
-from offbeat.experience.maintenance import Maintenance
-from offbeat.run.build import RunContext, load_tokenizer, make_loop, make_task
+from offbeat.run.build import RunContext, make_loop
 from offbeat.run.desk import Desk
 from offbeat.run.directory import RunDirectory
 from offbeat.run.fleet import Fleet
 from offbeat.run.journal import Journal
 from offbeat.run.loop import Loop
-from offbeat.run.ray.actors import BEAT, BEAT_SECONDS, RankActor, RemoteScoring, ScoringActor, WorkerActor
-from offbeat.run.ray.driver import ClusterLearner, RemoteMember, keep_alive
-from offbeat.run.ray.entry import SLOT
+from offbeat.run.ray import WORKER_SLOT
+from offbeat.run.ray.actors import (
+    HEARTBEAT_GROUP,
+    HEARTBEAT_SECONDS,
+    RankActor,
+    RemoteScoring,
+    ScoringActor,
+    WorkerActor,
+)
+from offbeat.run.ray.driver import ClusterLearner, RemoteMember, keep_pool_alive
 from offbeat.types import Json
+
+OBJECT_STORE_BYTES: Final = 512 << 20
+"""Size of Ray's object store: batches pass through it, and nothing stays."""
+LOOPBACK: Final = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def connect(config: Config, directory: RunDirectory) -> Iterator[None]:
+    """Connect to the cluster at `cluster.address`, or start one for this run that ends with the block."""
+    # Ray starts its processes by fork and exec. Lance's threads survive that, because the exec follows at once.
+    warnings.filterwarnings("ignore", "lance is not fork-safe", UserWarning)
+    address = config.cluster.address
+    if address:
+        _require_token(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    else:
+        actors = config.trainer.ranks + config.workers.count + config.cluster.scoring
+        ray.init(
+            address="local", num_cpus=max(actors, os.cpu_count() or 1), include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False, logging_level=logging.ERROR,
+        )  # fmt: skip
+        address = ray.get_runtime_context().gcs_address
+        if (found := address.split(":")[0]) != LOOPBACK:
+            ray.shutdown()
+            raise RunError(
+                f"Ray listens on {found} instead of {LOOPBACK}, because it was imported before offbeat set it up; "
+                "import offbeat.run.ray.entry first, or run `offbeat train`"
+            )
+    directory.cluster.write_text(ray.get_runtime_context().gcs_address + "\n", encoding="utf-8")
+    try:
+        yield
+    finally:
+        directory.cluster.unlink(missing_ok=True)
+        ray.shutdown()
+
+
+def _require_token(address: str) -> None:
+    if address == "auto":
+        address = ray._private.services.canonicalize_bootstrap_address_or_die("auto")
+    if query_without_token(address).returncode == 0:
+        raise RunError(
+            f"the Ray cluster at {address} answers without a token: start its nodes with RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN_PATH, or leave cluster.address out and let offbeat start a cluster"
+        )
+
+
+_WITHOUT_TOKEN: Final = """
+import sys
+import warnings
+from ray._raylet import GcsClient
+GcsClient(address=sys.argv[1]).internal_kv_keys(b"", timeout=5)
+"""
+
+
+def query_without_token(address: str) -> subprocess.CompletedProcess[str]:
+    """Ask a cluster for its state without a token, in a process of its own; a safe cluster makes that process fail."""
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-c", _WITHOUT_TOKEN, address]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 @dataclass
-class ClusterRun:
-    """See the module."""
+class RunAttempt:
+    """One attempt at a run: the actors, and the loop that uses them."""
 
     config: Config
     directory: RunDirectory
     journal: Journal
-    begin: int = 0
-    """The step it went on from."""
+    start_step: int = 0
+    """The step of the checkpoint that the attempt started from."""
     _learner: ClusterLearner | None = None
     _scoring: list[RemoteScoring] = field(default_factory=list)
-    _made: int = 0
+    _workers_made: int = 0
 
     @property
     def step(self) -> int:
-        """How far it is."""
-        return self._learner.step if self._learner else self.begin
+        return self._learner.step if self._learner else self.start_step
 
     async def run(self, started: Callable[[Loop], None] | None) -> Ledger:
-        config, silence = self.config, self.config.run.silence
-        setting = RunContext(config, self.directory, make_task(config), load_tokenizer(config))
-        setting.tokenizer.save_pretrained(self.directory.tokenizer)
-        gpus = int(any(node["Resources"].get("GPU") for node in ray.nodes()))  # type: ignore[no-untyped-call]
-        pool = _actor(ScoringActor, max_restarts=-1, max_task_retries=-1)
-        self._scoring = [RemoteScoring(pool.remote(config)) for _ in range(config.cluster.scoring)]
-        rank = _actor(RankActor, num_gpus=gpus)
-        ranks = [rank.remote(config, self.directory, i, self._scoring[0]) for i in range(config.trainer.ranks)]
-        learner = self._learner = ClusterLearner(ranks, silence, config.run.patience, self.journal)
-        learner.watch()
-        meeting = self.directory.path.resolve() / f"meet-{uuid.uuid4().hex}"  # one that is there would mislead ranks
+        """Start the actors and run the loop; end all actors in any case. Raises `RankLost`."""
+        context = RunContext.load(self.config, self.directory)
+        context.tokenizer.save_pretrained(self.directory.tokenizer)
+        learner = self._start_actors()
+        # A new name for each attempt: the file of an earlier one would mislead the ranks.
+        meeting = self.directory.path.resolve() / f"meet-{uuid.uuid4().hex}"
         tasks: list[asyncio.Task[None]] = []
         try:
-            said = await learner.start(f"file://{meeting}")
-            self.begin = learner.step
-            self._vocabulary, self._gpus = cast(int, said["vocabulary"]), gpus
-            with setting.open_log(self._vocabulary, "driver") as log, Maintenance(log.tables):
-                kept = cast(Mapping[str, Json] | None, said["kept"])
-                loop = make_loop(setting, log, self.journal, learner, self._member, learner.evaluate, kept)
+            details = await learner.start(f"file://{meeting}")
+            self.start_step, self._vocab_size = learner.step, cast(int, details["vocab_size"])
+            with context.open_log(self._vocab_size, "driver") as log, Maintenance(log.tables):
+                saved = cast(Mapping[str, Json] | None, details["saved"])
+                loop = make_loop(context, log, self.journal, learner, self._make_member, learner.evaluate, saved)
                 if started is not None:
                     started(loop)
-                self.journal.write(EventKind.ESTIMATED, learner.step, **cast(dict[str, Json], said["estimate"]))
-                tasks = [
-                    asyncio.create_task(
-                        keep_alive(f"scoring pool {i}", one.actor, silence, self.journal, lambda: learner.step)
-                    )
-                    for i, one in enumerate(self._scoring)
-                ]
-                if config.run.mode != "offline":
-                    tasks.append(asyncio.create_task(self._follow_nodes(loop.fleet)))
+                self.journal.write(EventKind.ESTIMATED, learner.step, **cast(dict[str, Json], details["estimate"]))
+                tasks = self._watch(loop.fleet)
                 return await loop.run()
         finally:
             for task in tasks:
                 task.cancel()
             await learner.close()
-            for one in self._scoring:
-                ray.kill(one.actor)
+            for scoring in self._scoring:
+                ray.kill(scoring.actor)
             meeting.unlink(missing_ok=True)
 
-    def _member(self, name: str, desk: Desk) -> RemoteMember:
-        """A worker, on the node its name begins with or, if that names none, anywhere."""
+    def _start_actors(self) -> ClusterLearner:
+        config = self.config
+        self._gpus = int(any(node["Resources"].get("GPU") for node in ray.nodes()))  # type: ignore[no-untyped-call]
+        pool = _actor(ScoringActor, max_restarts=-1, max_task_retries=-1)
+        self._scoring = [RemoteScoring(pool.remote(config)) for _ in range(config.cluster.scoring)]
+        rank = _actor(RankActor, num_gpus=self._gpus)
+        ranks = [rank.remote(config, self.directory, i, self._scoring[0]) for i in range(config.trainer.ranks)]
+        self._learner = ClusterLearner(ranks, config.run.silence, config.run.patience, self.journal)
+        self._learner.watch()
+        return self._learner
+
+    def _watch(self, fleet: Fleet) -> list[asyncio.Task[None]]:
+        """Start the tasks that restart scoring pools and follow the nodes of the cluster."""
+        tasks = []
+        for i, scoring in enumerate(self._scoring):
+            kept = keep_pool_alive(
+                f"scoring pool {i}", scoring.actor, self.config.run.silence, self.journal, lambda: self.step
+            )
+            tasks.append(asyncio.create_task(kept))
+        if self.config.run.mode != "offline":
+            tasks.append(asyncio.create_task(self._follow_nodes(fleet)))
+        return tasks
+
+    def _make_member(self, name: str, desk: Desk) -> RemoteMember:
+        """Start a worker: on the node that its name begins with, or anywhere if it names none."""
         node = name.split("/")[0] if "/" in name else ""
         where: Any = NodeAffinitySchedulingStrategy(node, soft=False) if node else "SPREAD"
-        scoring = self._scoring[self._made % len(self._scoring)]
-        self._made += 1
+        scoring = self._scoring[self._workers_made % len(self._scoring)]
+        self._workers_made += 1
         make = _actor(WorkerActor, num_gpus=self._gpus, scheduling_strategy=where)
-        actor = make.remote(name, self.config, self.directory, self._vocabulary, scoring)
+        actor = make.remote(name, self.config, self.directory, self._vocab_size, scoring)
         return RemoteMember(name, actor, desk, self.config.run.silence)
 
     async def _follow_nodes(self, fleet: Fleet) -> None:
-        """Workers of nodes that come, as many as they have slots; none of nodes that have gone."""
+        """Keep one worker for each slot of each live node, as nodes join and leave."""
         present: set[str] = set()
         while True:
             nodes = await asyncio.to_thread(ray.nodes)
@@ -102,7 +187,7 @@ class ClusterRun:
                 f"{node['NodeID']}/{i}"
                 for node in nodes
                 if node["Alive"]
-                for i in range(int(node["Resources"].get(SLOT, 0)))
+                for i in range(int(node["Resources"].get(WORKER_SLOT, 0)))
             }
             for name in sorted(slots - present):
                 self.journal.write(EventKind.WORKER_JOINED, self.step, worker=name)
@@ -111,9 +196,9 @@ class ClusterRun:
                 self.journal.write(EventKind.WORKER_LEFT, self.step, worker=name)
                 await fleet.leave(name)
             present = slots
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 def _actor(part: type, **options: Any) -> Any:
     make: Any = ray.remote
-    return make(num_cpus=1, concurrency_groups={BEAT: 1}, **options)(part)
+    return make(num_cpus=1, concurrency_groups={HEARTBEAT_GROUP: 1}, **options)(part)

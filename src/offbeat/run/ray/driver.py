@@ -1,7 +1,7 @@
-"""The driver's side of actors: a worker as a member of the fleet, ranks as the learner, pools that are kept alive.
+"""The driver's side of the actors: a worker as a fleet member, the ranks as the learner, restarts of scoring pools.
 
-What is asked of an actor is waited for together with its signs of life. One that gives none for `silence` seconds is
-lost like one whose process has ended, and is killed before anything else happens, so that it cannot come back.
+The driver waits for a call to an actor and for its heartbeat at the same time. An actor without a heartbeat for
+`silence` seconds counts as lost, like one whose process has ended. It is killed first, so that it cannot come back.
 """
 
 import asyncio
@@ -18,32 +18,34 @@ from offbeat.errors import ActorSilent, NoGradient, RankDied, RankFailed, RankLo
 from offbeat.events import EventKind
 from offbeat.run.desk import Desk
 from offbeat.run.journal import Journal
-from offbeat.run.ray.actors import BEAT_SECONDS, Pulse, Question
+from offbeat.run.ray.actors import HEARTBEAT_SECONDS, DeskCall, Heartbeat
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import Group, Json
 
 START_SECONDS: Final = 180.0
-"""For the first sign of life: processes start, and import what they need."""
+"""Limit for the first heartbeat: the process has to start and import its modules."""
 CLOSE_SECONDS: Final = 3.0
-"""To give back prompts and let go of locks. Engines need longer, and are killed with their actor instead."""
-GRACE: Final = 3.0
-"""Seconds in which the rank to blame shows, after another one complained."""
+"""Limit to give back prompts and release locks. Engines take longer; they are killed with their actor."""
+BLAME_SECONDS: Final = 3.0
+"""After a rank raised, how long to wait for the error of the rank that caused it."""
 
 
-async def listen(name: str, actor: Any, silence: float, heard: Callable[[Pulse], None] = lambda _: None) -> None:
-    """Signs of life, for ever; raises `ActorSilent`, or Ray's error for a process that has ended."""
-    limit, beat = START_SECONDS, actor.beat.options(max_task_retries=0)
+async def watch_heartbeats(
+    name: str, actor: Any, silence: float, on_heartbeat: Callable[[Heartbeat], None] = lambda _: None
+) -> None:
+    """Wait for heartbeats without end. Raises `ActorSilent`, or Ray's error for a process that has ended."""
+    limit, heartbeat = START_SECONDS, actor.heartbeat.options(max_task_retries=0)
     while True:
         try:
             async with asyncio.timeout(limit):  # not `wait_for`, which may swallow a cancellation
-                heard(await beat.remote())
+                on_heartbeat(await heartbeat.remote())
         except TimeoutError:
-            raise ActorSilent(f"{name} has given no sign of life for {limit:g} s") from None
+            raise ActorSilent(f"{name} has sent no heartbeat for {limit:g} s") from None
         limit = silence
 
 
-async def first_of(*works: Coroutine[Any, Any, None] | Awaitable[None]) -> None:
-    """Until one of them ends, well or not; the others are given up."""
+async def until_first_ends(*works: Coroutine[Any, Any, None] | Awaitable[None]) -> None:
+    """Run all of them until one returns or raises; cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -63,86 +65,83 @@ class RemoteMember:
     actor: Any
     desk: Desk
     silence: float
-    pulse: Pulse = field(default_factory=lambda: Pulse(0))
+    last_heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(pid=0))
     _silent: bool = False
     _news: list[str] = field(default_factory=list)
     _answering: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def work(self) -> None:
-        """See `Member`."""
+        heartbeats = watch_heartbeats(self.name, self.actor, self.silence, self._note_heartbeat)
         try:
-            await first_of(self._run(), self._serve(), listen(self.name, self.actor, self.silence, self._hear))
+            await until_first_ends(self._run(), self._serve_desk(), heartbeats)
         except ActorSilent:
             self._silent = True
             raise
 
     async def nudge(self) -> None:
-        """See `Member`."""
         self.actor.nudge.remote()
 
     async def close(self) -> None:
-        """See `Member`. It may give back what it has and end its engine; then its process ends in any case."""
-        if self.pulse.pid and not self._silent:
+        """See `Member`. The worker gets `CLOSE_SECONDS` to give back its prompts; then its process is killed."""
+        if self.last_heartbeat.pid and not self._silent:
             with contextlib.suppress(RayError):
-                await first_of(self._stopped(), self._serve(), asyncio.sleep(CLOSE_SECONDS))
+                await until_first_ends(self._stop(), self._serve_desk(), asyncio.sleep(CLOSE_SECONDS))
         for task in self._answering:
             task.cancel()
         ray.kill(self.actor)
 
     def news(self) -> list[str]:
-        """See `Member`."""
         news, self._news = self._news, []
         return news
 
     @property
     def groups(self) -> int:
-        """See `Member`."""
-        return self.pulse.groups
+        return self.last_heartbeat.groups
 
     async def _run(self) -> None:
         self._work = self.actor.work.remote()
         await self._work
 
-    async def _stopped(self) -> None:
+    async def _stop(self) -> None:
         await self.actor.stop.remote()
         await self._work
 
-    def _hear(self, pulse: Pulse) -> None:
-        self.pulse = pulse
-        self._news += pulse.notices
+    def _note_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self.last_heartbeat = heartbeat
+        self._news += heartbeat.notices
 
-    async def _serve(self) -> None:
-        """Fetch what the worker asks, and answer each question when the desk has an answer."""
+    async def _serve_desk(self) -> None:
+        """Fetch the worker's calls to the desk, and answer each when the desk returns."""
         while True:
-            for question in await self.actor.questions.remote():
-                task = asyncio.create_task(self._answer(question))
+            for call in await self.actor.desk_calls.remote():
+                task = asyncio.create_task(self._answer(call))
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, question: Question) -> None:
-        value = await getattr(self.desk, question.method)(*question.arguments)
-        self.actor.answer.remote(question.number, value)
+    async def _answer(self, call: DeskCall) -> None:
+        value = await getattr(self.desk, call.method)(*call.arguments)
+        self.actor.answer.remote(call.number, value)
 
 
 @dataclass
 class ClusterLearner:
-    """The `Learner` that asks ranks."""
+    """The `Learner` whose ranks are actors."""
 
     actors: Sequence[Any]
     silence: float
     patience: float
-    """Seconds for one thing that is asked: a rank may beat and be stuck all the same."""
+    """Limit in seconds for one call: a rank that sends heartbeats may still be stuck."""
     journal: Journal
     step: int = 0
     _lost: RankLost | None = None
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
 
     def watch(self) -> None:
-        """Listen to all ranks from now on."""
-        self._watching = [asyncio.create_task(self._listen(rank)) for rank in range(len(self.actors))]
+        """Watch the heartbeats of all ranks from now on."""
+        self._watching = [asyncio.create_task(self._watch_rank(rank)) for rank in range(len(self.actors))]
 
     async def close(self) -> None:
-        """End all ranks, those that can by themselves."""
+        """End all ranks. Unless one is lost, they first get `CLOSE_SECONDS` to release logs and locks."""
         for task in self._watching:
             task.cancel()
         if self._lost is None:
@@ -153,45 +152,40 @@ class ClusterLearner:
             ray.kill(actor)
 
     def check(self) -> None:
-        """See `Learner`."""
         if self._lost is not None:
             raise self._lost
 
     async def start(self, rendezvous: str) -> dict[str, Json]:
-        """All ranks, at the newest checkpoint."""
-        hosts = await asyncio.gather(*(actor.host.remote() for actor in self.actors))
-        said: dict[str, Json] = await self.ask("start", rendezvous, len(set(hosts)) == 1)
-        self.step = int(str(said["step"]))
-        return said
+        """Start all ranks at the newest checkpoint; return what `RankActor.start` returned on rank 0."""
+        nodes = await asyncio.gather(*(actor.node.remote() for actor in self.actors))
+        details: dict[str, Json] = await self._call_all("start", rendezvous, len(set(nodes)) == 1)
+        self.step = int(str(details["step"]))
+        return details
 
     async def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
-        """See `Learner`."""
         outcome: Trained | RefusedBatch
-        outcome, self.step = await self.ask("train", ray.put(list(groups)))
+        outcome, self.step = await self._call_all("train", ray.put(list(groups)))
         return outcome
 
     async def publish(self, version: int) -> Mapping[str, Json]:
-        """See `Learner`."""
-        said: Mapping[str, Json] = await self.ask("publish", version)
-        return said
+        details: Mapping[str, Json] = await self._call_all("publish", version)
+        return details
 
     async def save(self, state: Mapping[str, Json]) -> None:
-        """See `Learner`."""
-        await self.ask("save", dict(state))
+        await self._call_all("save", dict(state))
 
     async def finish(self) -> None:
-        """See `Learner`."""
-        await self.ask("finish")
+        await self._call_all("finish")
 
     async def evaluate(self, step: int) -> Mapping[str, Json]:
-        """Pass rates of the policy as it is now."""
-        said: Mapping[str, Json] = await self.ask("evaluate", step)
-        return said
+        """Return the pass rates of the current policy."""
+        rates: Mapping[str, Json] = await self._call_all("evaluate", step)
+        return rates
 
-    async def ask(self, method: str, *arguments: Any) -> Any:
-        """The same of every rank; rank 0's answer. Raises `RankLost` as soon as one is."""
+    async def _call_all(self, method: str, *arguments: Any) -> Any:
+        """Call a method of every rank and return rank 0's result. Raises `RankLost` as soon as a rank is lost."""
         self.check()
-        until = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.patience
         calls: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(_call(actor, method, arguments)) for actor in self.actors
         ]
@@ -199,48 +193,49 @@ class ClusterLearner:
         try:
             while waiting:
                 done, waiting = await asyncio.wait(
-                    waiting, timeout=BEAT_SECONDS / 4, return_when=asyncio.FIRST_EXCEPTION
+                    waiting, timeout=HEARTBEAT_SECONDS / 4, return_when=asyncio.FIRST_EXCEPTION
                 )
                 self.check()
                 if failed := [call for call in done if call.exception() is not None]:
-                    await self._blame(calls, calls.index(failed[0]))
-                if waiting and time.monotonic() > until:
+                    await self._raise_cause(calls, calls.index(failed[0]))
+                if waiting and time.monotonic() > deadline:
                     late = min(calls.index(call) for call in waiting)
-                    raise self._lose(RankSilent(late, f"has not finished {method!r} within {self.patience:g} s"))
+                    raise self._mark_lost(RankSilent(late, f"did not finish {method!r} within {self.patience:g} s"))
             return calls[0].result()
         finally:
             for call in calls:
                 call.cancel()
 
-    async def _blame(self, calls: Sequence["asyncio.Future[Any]"], rank: int) -> None:
-        """Raise what ended a call: all ranks' own verdict on a batch, or the rank that is lost."""
-        await asyncio.wait(calls, timeout=GRACE if len(calls) > 1 else 0)  # the others only lost their partner
-        errors = {place: call.exception() for place, call in enumerate(calls) if call.done()}
+    async def _raise_cause(self, calls: Sequence["asyncio.Future[Any]"], rank: int) -> None:
+        """Raise why a call failed: `NoGradient` if all ranks agree on it, else the rank that is lost."""
+        # When a rank is lost, the others raise too, because their partner is gone: wait for the one to blame.
+        await asyncio.wait(calls, timeout=BLAME_SECONDS if len(calls) > 1 else 0)
+        errors = {number: call.exception() for number, call in enumerate(calls) if call.done()}
         if all(isinstance(error, NoGradient) for error in errors.values()):
             raise NoGradient(str(errors[rank])) from None
-        for place, error in errors.items():
+        for number, error in errors.items():
             if isinstance(error, RayActorError):
-                raise self._lose(RankDied(place, f"has died: {_first_line(error)}")) from error
+                raise self._mark_lost(RankDied(number, f"has died: {_first_line(error)}")) from error
         self.check()
         error = errors[rank]
         cause = getattr(error, "cause", error)
         if len(calls) == 1 and isinstance(cause, Exception):
             raise cause
-        raise self._lose(RankFailed(rank, f"raised {type(cause).__name__}: {cause}")) from error
+        raise self._mark_lost(RankFailed(rank, f"raised {type(cause).__name__}: {cause}")) from error
 
-    def _lose(self, lost: RankLost) -> RankLost:
+    def _mark_lost(self, lost: RankLost) -> RankLost:
         if self._lost is None:
             self._lost = lost
             self.journal.write(EventKind.RANK_LOST, self.step, rank=lost.rank, why=str(lost))
         return self._lost
 
-    async def _listen(self, rank: int) -> None:
+    async def _watch_rank(self, rank: int) -> None:
         try:
-            await listen(f"rank {rank}", self.actors[rank], self.silence)
+            await watch_heartbeats(f"rank {rank}", self.actors[rank], self.silence)
         except ActorSilent as silent:
-            self._lose(RankSilent(rank, str(silent).removeprefix(f"rank {rank} ")))
+            self._mark_lost(RankSilent(rank, str(silent).removeprefix(f"rank {rank} ")))
         except RayActorError as died:
-            self._lose(RankDied(rank, f"has died: {_first_line(died)}"))
+            self._mark_lost(RankDied(rank, f"has died: {_first_line(died)}"))
 
 
 async def _call(actor: Any, method: str, arguments: Sequence[Any]) -> Any:
@@ -251,14 +246,14 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0]
 
 
-async def keep_alive(name: str, actor: Any, silence: float, journal: Journal, step: Callable[[], int]) -> None:
-    """A pool whose process ends is restarted by Ray; one that is stuck is ended, and then restarted too."""
+async def keep_pool_alive(name: str, actor: Any, silence: float, journal: Journal, step: Callable[[], int]) -> None:
+    """Watch a scoring pool without end. Ray restarts it when its process ends; a stuck one is killed first."""
     while True:
         try:
-            await listen(name, actor, silence)
+            await watch_heartbeats(name, actor, silence)
         except ActorSilent as silent:
             journal.write(EventKind.SCORING_LOST, step(), pool=name, why=str(silent))
             ray.kill(actor, no_restart=False)
         except RayActorError as died:
             journal.write(EventKind.SCORING_LOST, step(), pool=name, why=_first_line(died))
-        await asyncio.sleep(BEAT_SECONDS)
+        await asyncio.sleep(HEARTBEAT_SECONDS)

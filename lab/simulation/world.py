@@ -1,0 +1,282 @@
+"""The parts of a simulated run: scripted engine, trainer, scorer and logs around the real loop, desk and workers.
+
+A seed decides everything: the settings of the run and how often each fault happens.
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from lab.simulation.memory_log import MemoryLog
+from lab.simulation.scripted_engine import ScriptedEngine, scripted_probe
+from offbeat.errors import NoGradient
+from offbeat.experience.feedback import LateScore
+from offbeat.experience.modes import Fresh, Mode, Replay
+from offbeat.experience.sampler import Sampler, SamplerLimits
+from offbeat.experience.schema import Snapshot
+from offbeat.rollout.engine import Engine, Request, Sampling
+from offbeat.rollout.generation import GroupMaker
+from offbeat.rollout.prompt_leases import PromptLease, PromptLeases
+from offbeat.rollout.worker import Pace, Worker
+from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission
+from offbeat.run.cadence import Cadence, Drift, Fixed
+from offbeat.run.desk import Desk
+from offbeat.run.fleet import Fleet
+from offbeat.run.health import Health
+from offbeat.run.journal import MemoryJournal, Stopwatch
+from offbeat.run.loop import Loop
+from offbeat.run.protocols import RunPlan
+from offbeat.trainer.trainer import RefusedBatch, Trained
+from offbeat.types import UNKNOWN, Completion, Group, Json, Prompt, Score, Unscorable
+from offbeat.weights.probe import Probe
+
+VOCABULARY = 8
+SEQUENCES = ((1, 2, 3, 4), (5, 6))
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(frozen=True)
+class FaultRates:
+    """The probability of each fault, drawn from the seed of the schedule."""
+
+    engine_dies: float
+    worker_dies: float
+    """The process of a worker ends during a call."""
+    answer_lost: float
+    """The answer of the desk to a worker is lost: the leases stay taken until their deadline."""
+    finish_lost: float
+    deaf: float
+    """An engine ignores its loads."""
+    refusal: float
+    nothing_to_teach: float
+    slow: float
+    """A call takes fifty times as long."""
+    driver_dies: float
+
+    @classmethod
+    def of(cls, rng: random.Random) -> "FaultRates":
+        def some(most: float) -> float:
+            return rng.choice([0.0, rng.uniform(0, most)])
+
+        return cls(some(0.1), some(0.05), some(0.1), some(0.1), some(0.1), some(0.1), some(0.1), some(0.2), some(0.05))
+
+
+def weights(version: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.tensor([float(version)])}
+
+
+@dataclass
+class World:
+    """The state that outlives a crash of the driver: the logs, the last checkpoint, the groups trained so far."""
+
+    seed: int
+    rng: random.Random = field(init=False)
+    log: MemoryLog = field(default_factory=MemoryLog)
+    versions: list[int] = field(default_factory=list)
+    journal: MemoryJournal = field(default_factory=MemoryJournal)
+    saved: dict[str, Json] | None = None
+    saved_step: int = 0
+    trained: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        rng = self.rng = random.Random(self.seed)
+        self.faults = FaultRates.of(rng)
+        self.steps, self.batch = rng.randint(3, 10), rng.randint(1, 5)
+        every = rng.randint(1, 4)
+        cadences: list[Cadence] = [Fixed(every), Drift(0.3, 1, every)]
+        self.cadence = rng.choice(cadences)
+        self.max_lag = every - 1 + rng.randint(0, 4)
+        self.replay = rng.random() < 0.3 and self.batch > 1  # a batch needs room for fresh groups, too
+        self.mode: Mode = Replay(share=0.5, reuse_budget=3) if self.replay else Fresh()
+        self.fresh = self.batch - max(1, round(0.5 * self.batch)) if self.replay else self.batch
+        self.concurrent = rng.random() < 0.8
+        self.workers = rng.randint(1, 3)
+
+    # The methods of a weight log.
+    def newest(self) -> int | None:
+        return max(self.versions, default=None)
+
+    def fetch(self, version: int, *, from_anchor: bool = False) -> Mapping[str, torch.Tensor]:
+        return weights(version)
+
+    def probe(self, version: int) -> Probe | None:
+        return scripted_probe(weights(version).items(), VOCABULARY, SEQUENCES)
+
+
+class Learner:
+    """A trainer that checks its batches and sometimes refuses one."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self.step = world, world.saved_step
+
+    def check(self) -> None:
+        """The trainer is never lost by itself: a crash ends the whole driver."""
+
+    async def finish(self) -> None:
+        """Saving takes no time, so nothing is left to wait for."""
+
+    async def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
+        world, rng = self._world, self._world.rng
+        if not 0 < len(groups) <= world.batch or len({group.id for group in groups}) < len(groups):
+            raise Broken(f"a batch of {len(groups)} groups, or one with a group twice; allowed are 1 to {world.batch}")
+        for group in groups:
+            lag = self.step - (group.oldest_version if group.oldest_version is not None else self.step)
+            if not 0 <= lag <= world.max_lag or not group.scored:
+                raise Broken(f"group {group.id} of lag {lag}, allowed are 0 to {world.max_lag}")
+        await asyncio.sleep(rng.expovariate(1.0))
+        if rng.random() < world.faults.nothing_to_teach:
+            raise NoGradient("scripted")
+        if rng.random() < world.faults.refusal:
+            return RefusedBatch({rng.choice(groups).id: "not finite"})
+        self.step += 1
+        world.trained.update(group.id for group in groups)
+        metrics = {"drift_tv_token": rng.random(), "reward_mean": 0.5}
+        return Trained(
+            self.step, 1, tuple(group.id for group in groups), (), (), metrics.get("drift_tv_token"), metrics, {}
+        )
+
+    async def publish(self, version: int) -> Mapping[str, Json]:
+        self._world.versions[:] = [one for one in self._world.versions if one < version] + [version]
+        return {}
+
+    async def save(self, state: Mapping[str, Json]) -> None:
+        self._world.saved = json.loads(json.dumps(state))
+        self._world.saved_step = self.step
+
+
+class ScriptedScorer:
+    """Answers of even length are right; some cannot be scored."""
+
+    def score(self, text: str, columns: object, *, of: str = "") -> "Future[Score | Unscorable]":
+        done: Future[Score | Unscorable] = Future()
+        done.set_result(Unscorable("timeout") if text == "3" else Score(float(len(text) % 2 == 0)))
+        return done
+
+
+@dataclass
+class LossyDesk:
+    """The desk behind a connection that loses messages."""
+
+    desk: Desk
+    world: World
+
+    async def serving(self, by: str, version: int | None) -> None:
+        await self.desk.serving(by, version)
+
+    async def take(self, count: int, by: str) -> list[PromptLease]:
+        leases = await self.desk.take(count, by)
+        return [] if self.world.rng.random() < self.world.faults.answer_lost else leases
+
+    async def finish(self, group_ids: Sequence[str]) -> None:
+        if self.world.rng.random() >= self.world.faults.finish_lost:
+            await self.desk.finish(group_ids)
+
+    async def give_back(self, group_ids: Sequence[str]) -> None:
+        await self.desk.give_back(group_ids)
+
+
+class Member:
+    """A worker process that may end during a call."""
+
+    def __init__(self, name: str, world: World, desk: Desk) -> None:
+        self._world = world
+        rng = world.rng
+        maker = GroupMaker(2, Sampling(3, (1,)), lambda ids: "".join(map(str, ids)), ScriptedScorer())
+        pace = Pace(rng.randint(1, 2), rng.randint(1, 3), poll_seconds=5, call_seconds=40, start_seconds=60)
+        self._worker = Worker(name, self._start, world, LossyDesk(desk, world), maker, world.log, pace)  # type: ignore[arg-type]
+        self._work: asyncio.Task[None] | None = None
+
+    async def _start(self) -> Engine:
+        world, rng = self._world, self._world.rng
+        await asyncio.sleep(rng.uniform(0.5, 5))
+        dies = rng.randint(0, 8) if rng.random() < 5 * world.faults.engine_dies else None
+        deaf = rng.random() < world.faults.deaf
+        return ScriptedEngine(VOCABULARY, weights(0).items(), takes=self._takes, dies_at=dies, deaf=deaf)
+
+    async def _takes(self, request: Request) -> None:
+        world, rng = self._world, self._world.rng
+        await asyncio.sleep(rng.expovariate(2.0) * (50 if rng.random() < world.faults.slow else 1))
+        if self._work is not None and rng.random() < world.faults.worker_dies:
+            self._work.cancel()
+
+    def news(self) -> list[str]:
+        return []
+
+    async def work(self) -> None:
+        self._work = asyncio.create_task(self._worker.run())
+        try:
+            await self._work
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise RuntimeError("the process has ended") from None
+
+    async def nudge(self) -> None:
+        self._worker.nudge()
+
+    async def close(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+
+    @property
+    def groups(self) -> int:
+        return self._worker.tally.groups
+
+
+async def append_foreign_groups(world: World) -> None:
+    """Append groups from elsewhere without scores. Their feedback comes later, or never."""
+    for number in range(world.rng.randint(0, 4)):
+        await asyncio.sleep(world.rng.expovariate(0.3))
+        answers = tuple(Completion(f"guest-{number}/{i}", np.array([2, 3]), UNKNOWN, source="human") for i in range(2))
+        world.log.append([Group(f"guest-{number}", Prompt(f"p{number}", np.array([1]), "t"), answers)])
+        await asyncio.sleep(world.rng.expovariate(0.3))
+        if world.rng.random() < 0.8:
+            scores = [LateScore(f"guest-{number}", one.id, Score(float(i))) for i, one in enumerate(answers)]
+            world.log.score(scores)
+
+
+def build(world: World) -> Loop:
+    """Build a driver, new or from the last checkpoint."""
+    clock = asyncio.get_running_loop().time
+    admission: Admission = ConcurrentAdmission(world.max_lag, world.fresh) if world.concurrent else LockstepAdmission()
+    leases = PromptLeases(
+        lambda place: Prompt(f"p{place}", np.array([place % 8]), "t"), name="r", seed=world.seed, seconds=100
+    )
+    sampler = Sampler(world.mode, SamplerLimits(world.batch, world.max_lag, drop_zero_variance=True), world.seed)
+    cursor, published = None, -1
+    if world.saved is not None:
+        state = world.saved
+        cursor = Snapshot.from_json(state["snapshot"])  # type: ignore[arg-type]
+        sampler.feed(world.log.index_since(None, cursor)[0])
+        sampler.restore(state["sampler"])  # type: ignore[arg-type]
+        leases.restore(state["desk"])  # type: ignore[arg-type]
+        published = int(state["published"])  # type: ignore[arg-type]
+        world.versions[:] = [one for one in world.versions if one <= published]
+    desk = Desk(leases, admission, clock)
+    plan = RunPlan(
+        world.steps,
+        world.batch,
+        world.fresh,
+        refill=50,
+        save_every=world.rng.randint(1, 4),
+        patience=1000,
+        poll_seconds=5,
+    )
+    names = [f"w{i}" for i in range(world.workers)]
+    fleet = Fleet(lambda name: Member(name, world, desk), names, desk, world.journal, fruitless=20)
+    return Loop(
+        plan, world.log, sampler, desk, admission, fleet, Learner(world), world.cadence, world.journal, Health(()),
+        Stopwatch(clock), clock, published=published, cursor=cursor,
+    )  # fmt: skip

@@ -1,1 +1,0 @@
-"""Everything that runs before a run: preflight checks, memory and time estimates, doctor."""

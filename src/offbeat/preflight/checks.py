@@ -1,0 +1,182 @@
+"""Problems outside the configuration file that would stop a run: model, task, experience log, extras. No torch.
+
+Each problem begins with the setting it is about and ends with what to do. `offbeat check` lists them all;
+`offbeat train` looks for them before it loads anything.
+"""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from offbeat.config import Config
+from offbeat.errors import TaskError, UnreachableFunction, suggest_nearest
+from offbeat.imports import EXTRAS, install_command, missing_modules, resolve
+from offbeat.objective.presets import PRESETS
+from offbeat.objective.spec import Need
+from offbeat.preflight.forecast import ModelFiles
+from offbeat.tasks.data import Deferred
+from offbeat.tasks.task import FACTORIES, Task, make
+
+KINDS: Final[Mapping[Any, tuple[str, tuple[type, ...]]]] = {
+    int: ("a whole number", (int,)),
+    float: ("a number", (float, int)),
+    bool: ("true or false", (bool,)),
+    str: ("text", (str,)),
+}
+"""Annotations of task options: each in words, and the types that TOML gives for it."""
+
+
+def preflight(config: Config) -> list[str]:
+    """Return all problems.
+
+    >>> from offbeat.config import parse
+    >>> preflight(parse({"model": {"path": "smolm2"}, "task": {"options": {"digit": 3}}}))[1]
+    "task.options.digit is not an option of task 'arithmetic'; did you mean 'digits'?"
+    """
+    files, found = _check_model(config)
+    task, problems = _check_task(config)
+    found += problems
+    if files is not None:
+        found += _check_lengths(config, files)
+        if task is not None:
+            found += _check_chat(config, files, task)
+    return found + _check_experience(config) + _check_extras(config)
+
+
+def _check_model(config: Config) -> tuple[ModelFiles | None, list[str]]:
+    path = Path(config.model.path)
+    if not config.model.path:
+        return None, ["model.path is not set; give the directory of a model (`offbeat quickstart` makes a tiny one)"]
+    if not path.is_dir():
+        return None, [f"model.path = {config.model.path!r} is not a directory; {_suggest_model(path)}"]
+    files = ModelFiles(path)
+    problems = files.problems()
+    return (None if problems else files), problems
+
+
+def _check_lengths(config: Config, files: ModelFiles) -> list[str]:
+    """Check that prompt and completion fit into the model's context and into a micro-batch."""
+    context, longest = files.integer("max_position_embeddings", default=1 << 30), config.sampling.max_tokens
+    if longest >= context:
+        return [
+            f"sampling.max_tokens = {longest}: the model reads {context} tokens, prompt included; set at most "
+            f"{context - 1}"
+        ]
+    prompt = min(config.engine.max_prompt_tokens, context - longest)
+    if prompt + longest > config.trainer.token_budget:
+        return [
+            f"trainer.token_budget = {config.trainer.token_budget} cannot hold a prompt of {prompt} tokens and a "
+            f"completion of {longest}; set at least {prompt + longest}, or lower engine.max_prompt_tokens"
+        ]
+    return []
+
+
+def _suggest_model(path: Path) -> str:
+    beside = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir()) if path.parent.is_dir() else []
+    near = suggest_nearest(path.name, beside)
+    if near.startswith("did"):
+        return near
+    if len(path.parts) == 2 and not path.parent.exists():
+        return f"download a model of the hub first: hf download {path} --local-dir {path.name}"
+    return "give the directory of a Hugging Face model"
+
+
+def _check_task(config: Config) -> tuple[Task | None, list[str]]:
+    name, options = config.task.name, config.task.options
+    own = name.endswith(".py")
+    if own and not Path(name).is_file():
+        return None, [f"task.name = {name!r} is not a file; give the path of your task's Python file"]
+    if not own and name not in FACTORIES:
+        return None, [f"task.name = {name!r} is not a task; {suggest_nearest(name, FACTORIES)}"]
+    try:
+        known = inspect.signature(resolve(FACTORIES["custom" if own else name])).parameters
+        if problems := _check_options(name, {**options, "path": name} if own else options, known):
+            return None, problems
+        return make("custom" if own else name, {**options, "path": name} if own else options), []
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").split(".")[0])
+        fix = install_command(extra) if extra else f"pip install {error.name}"
+        return None, [f"task.name = {name!r} needs {error.name}, which is not installed: {fix}"]
+    except (TaskError, UnreachableFunction, OSError) as error:
+        about = "task.options" if options else f"task.name = {name!r}"
+        return None, [f"{about}: {error}"]
+    except Exception as error:  # the boundary to your own file: any error it raises is reported as its problem
+        return None, [f"task.name = {name!r} cannot be used: {type(error).__name__}: {error}; fix the file"]
+
+
+def _check_options(name: str, options: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> list[str]:
+    found = [
+        f"task.options.{option} is not an option of task {name!r}; {suggest_nearest(option, known)}"
+        for option in options
+        if option not in known
+    ]
+    for option, one in known.items():
+        if (kind := KINDS.get(one.annotation)) and option in options and type(options[option]) not in kind[1]:
+            given = f"task.options.{option} = {options[option]!r:.80}"
+            default = "" if one.default is one.empty else f"; the default is {one.default!r}"
+            found.append(f"{given}: it takes {kind[0]}{default}")
+    source = options.get("source")
+    if isinstance(source, str) and source.endswith((".jsonl", ".parquet")) and not Path(source).is_file():
+        found.append(f"task.options.source = {source!r} is not a file; give the path of the data")
+    needed = [key for key, one in known.items() if one.default is one.empty and key not in options]
+    return found + [f"task.options.{key} is not set, and task {name!r} needs it; write options = {{ {key} = … }}"
+                    for key in needed]  # fmt: skip
+
+
+def _check_chat(config: Config, files: ModelFiles, task: Task) -> list[str]:
+    """Check that chat messages have a template. For data that would have to be loaded first, the run checks it."""
+    if files.has_chat_template or isinstance(task.examples, Deferred) or isinstance(task.examples[0].prompt, str):
+        return []
+    return [
+        f"task.name = {config.task.name!r} asks in chat messages, but the tokenizer in {config.model.path!r} has no "
+        "chat template; set chat = false in task.options, or use a chat model"
+    ]
+
+
+def _check_experience(config: Config) -> list[str]:
+    """Check that the experience log a run starts from exists and holds what the objective needs."""
+    uri, preset = config.run.experience, config.objective.preset
+    replays = config.run.mode == "offline" or config.sampler.mode == "replay"
+    if not uri or missing_modules(["lance"]):
+        return []
+    if "://" not in uri and not Path(uri, "groups.lance").exists():
+        if config.run.mode != "offline":
+            return []  # a run that generates creates it
+        return [f"run.experience = {uri!r} is not an experience log; make one with `offbeat import FILE {uri}`"]
+    if not replays:
+        return []
+    from offbeat.errors import LogError
+    from offbeat.experience.schema import Tables
+
+    try:
+        groups = Tables.open(uri, create=False).groups
+        rows = groups.rows()
+        known = groups.scan(0, rows, [], "logprobs_known").num_rows
+    except LogError as error:
+        return [f"run.experience = {uri!r}: {error}"]
+    if not rows and config.run.mode == "offline":
+        return [f"run.experience = {uri!r} holds no groups; add some with `offbeat import FILE {uri}`"]
+    if known or not rows or Need.BEHAVIOR not in config.objective.resolve().needs:
+        return []
+    off_policy = {name: preset.objective.needs for name, preset in PRESETS.items() if preset.lag_limit > 0}
+    suitable = ", ".join(name for name, needs in off_policy.items() if Need.BEHAVIOR not in needs)
+    return [
+        f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {rows} groups in "
+        f"{uri} has them; choose one that needs none: {suitable}"
+    ]
+
+
+def _check_extras(config: Config) -> list[str]:
+    found = []
+    if missing := missing_modules(["torch", "transformers", "lance", "safetensors"]):
+        found.append(f"training needs {', '.join(missing)}: {install_command('train')}")
+    if config.engine.kind == "vllm" and config.run.mode != "offline" and missing_modules(["vllm"]):
+        install = f"{install_command('vllm')} (without a GPU: scripts/install-cpu)"
+        found.append(f"engine.kind = 'vllm': vllm is not installed: {install}, or set engine.kind = \"hf\"")
+    if config.run.place == "ray" and missing_modules(["ray"]):
+        found.append(f"run.place = 'ray': ray is not installed: {install_command('ray')}, or set run.place = \"local\"")
+    for sink in config.run.sinks:
+        if sink != "prometheus" and missing_modules([sink]):
+            found.append(f"run.sinks: {sink} is not installed: {install_command(sink)}, or leave it out")
+    return found

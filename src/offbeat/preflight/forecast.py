@@ -1,0 +1,222 @@
+"""Memory and time of a run, estimated from the model's files before anything is loaded. No torch.
+
+The estimate answers "does it fit at all". It assumes a decoder like Llama and completions of the maximum length. The
+run itself measures before its first step (`trainer/estimate.py`).
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, cast
+
+import numpy as np
+
+from offbeat.config import Config
+from offbeat.errors import ModelUnreadable
+from offbeat.objective.spec import Need
+from offbeat.types import Json
+
+LONGEST_HEADER: Final = 100 << 20
+"""Bytes; the limit of safetensors itself."""
+_NO_DEFAULT_END: Final = ("PreTrainedTokenizerFast", "TokenizersBackend", "")
+"""Tokenizer classes without a default end-of-text token: the files must name one."""
+BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+GIB: Final = 2**30
+CHUNK_TOKENS: Final = 512
+"""Tokens for which the head computes logits at once, as in `trainer/forward.py`."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The directory of a Hugging Face model, read without loading the model."""
+
+    path: Path
+
+    @cached_property
+    def config(self) -> Mapping[str, Json]:
+        return self._read("config.json")
+
+    @cached_property
+    def tokenizer(self) -> Mapping[str, Json]:
+        """The content of tokenizer_config.json; empty if there is no such file."""
+        return self._read("tokenizer_config.json") if (self.path / "tokenizer_config.json").is_file() else {}
+
+    def _read(self, name: str) -> Mapping[str, Json]:
+        try:
+            found = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelUnreadable(f"{self.path / name} cannot be read: {error}") from None
+        if not isinstance(found, dict):
+            raise ModelUnreadable(f"{self.path / name} is not a JSON object")
+        return found
+
+    @cached_property
+    def parameters(self) -> int:
+        """The number of parameters, from the headers of the weight files."""
+        return sum(_count_elements(file) for file in sorted(self.path.glob("*.safetensors")))
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """Return an integer of config.json, or the default."""
+        value = self.config.get(name)
+        return value if isinstance(value, int) else default
+
+    def problems(self) -> list[str]:
+        """Return why no run can start with this model. Each problem begins with the setting that it is about."""
+        at = f"model.path = {str(self.path)!r}"
+        if not (self.path / "config.json").is_file():
+            return [f"{at}: there is no config.json; give the directory of a Hugging Face model"]
+        try:
+            found = self._check_code() + self._check_weights() + self._check_tokenizer()
+        except ModelUnreadable as error:
+            found = [f"{error}; download the model again"]
+        return [f"{at}: {problem}" for problem in found]
+
+    def _check_code(self) -> list[str]:
+        files = sorted(file.name for file in self.path.rglob("*.py"))
+        mapped = [name for name, data in (("config.json", self.config), ("tokenizer_config.json", self.tokenizer))
+                  if "auto_map" in data]  # fmt: skip
+        if not files and not mapped:
+            return []
+        what = ", ".join([*files[:3], *(f"auto_map in {name}" for name in mapped)])
+        return [f"it brings code ({what}), which offbeat never runs; use a model that is built in to transformers"]
+
+    def _check_weights(self) -> list[str]:
+        if not list(self.path.glob("*.safetensors")):
+            pickled = sorted(file.name for file in self.path.glob("*.bin"))
+            why = f"{pickled[0]} would have to be unpickled" if pickled else "there are no weights"
+            return [f"{why}; save it as *.safetensors with `save_pretrained` of transformers"]
+        index = self.path / "model.safetensors.index.json"
+        if index.is_file():
+            shards = cast("Mapping[str, str]", self._read(index.name).get("weight_map", {}))
+            if missing := sorted(name for name in set(shards.values()) if not (self.path / name).is_file()):
+                return [f"{missing[0]} is missing (weight files missing: {len(missing)}); download the model again"]
+        return [] if self.parameters else ["its weight files hold no weights; download the model again"]
+
+    def _check_tokenizer(self) -> list[str]:
+        if not any((self.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+            return ["there is no tokenizer; save it beside the model, into the same directory"]
+        kind = self.tokenizer.get("tokenizer_class")
+        special = self.path / "special_tokens_map.json"
+        ends = [
+            self.tokenizer.get("eos_token"),
+            self._read(special.name).get("eos_token") if special.is_file() else None,
+        ]
+        if not any(ends) and (kind is None or kind in _NO_DEFAULT_END):
+            return ["its tokenizer has no end-of-text token, so completions would never stop; set eos_token in "
+                    "tokenizer_config.json"]  # fmt: skip
+        return []
+
+    @property
+    def has_chat_template(self) -> bool:
+        return "chat_template" in self.tokenizer or (self.path / "chat_template.jinja").is_file()
+
+
+def _count_elements(file: Path) -> int:
+    """Count the numbers in a safetensors file from its header."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= LONGEST_HEADER:
+                raise ModelUnreadable(f"{file} is not a safetensors file")
+            header = json.loads(stream.read(length))
+        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+        return sum(math.prod(entry["shape"]) for entry in tensors)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelUnreadable(f"{file} is not a safetensors file: {error}") from None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The memory and arithmetic that a run needs.
+
+    >>> print(Forecast(135_000_000, {"AdamW": 1 << 30, "gradients": 1 << 29}, 3 << 28, 9e11, 2e11))
+    135.0 M parameters
+    trainer: 1.5 GiB (AdamW 1.0 GiB, gradients 512 MiB)
+    each engine: 768 MiB
+    a step: at most 9e+11 operations to train and 2e+11 to generate
+    """
+
+    parameters: int
+    trainer: dict[str, int]
+    """Bytes of one rank, by purpose."""
+    engine: int
+    """Bytes of one engine on CPU."""
+    training: float
+    """Operations of one step, at most."""
+    generating: float
+    """Operations of one step, at most."""
+
+    def seconds(self, speed: float) -> float:
+        """Return the seconds of one lockstep step at `speed` operations a second."""
+        return (self.training + self.generating) / speed
+
+    def __str__(self) -> str:
+        terms = sorted(self.trainer.items(), key=lambda term: -term[1])
+        shown = ", ".join(f"{name} {_format_bytes(size)}" for name, size in terms)
+        return "\n".join(
+            [
+                f"{self.parameters / 1e6:.1f} M parameters",
+                f"trainer: {_format_bytes(sum(self.trainer.values()))} ({shown})",
+                f"each engine: {_format_bytes(self.engine)}",
+                f"a step: at most {self.training:.0e} operations to train and {self.generating:.0e} to generate",
+            ]
+        )
+
+
+def forecast(config: Config, files: ModelFiles) -> Forecast:
+    """Estimate a run from a configuration and a model that passed `preflight`."""
+    count, ranks = files.parameters, config.trainer.ranks
+    compute, serve = BYTES[config.model.compute], BYTES[config.model.serve]
+    completion, group = config.sampling.max_tokens, config.group_size
+    prompt = min(config.engine.max_prompt_tokens, files.integer("max_position_embeddings", 1 << 30) - completion)
+    hidden, layers = files.integer("hidden_size"), files.integer("num_hidden_layers")
+    inner, vocabulary = files.integer("intermediate_size", 4 * hidden), files.integer("vocab_size")
+    held = {"master weights": 4, "AdamW": 8, "gradients": 4, "parameters": compute if compute < 4 else 0}
+    if Need.REFERENCE in config.objective.resolve().needs:
+        held["reference policy"] = compute
+    terms = {name: each * count // ranks for name, each in held.items()}
+    # For its backward pass a layer keeps, for each token, twelve vectors of its width and four of its inner width
+    # (within a quarter of what is measured on SmolLM2), or only its input if activations are recomputed.
+    kept = hidden if config.trainer.checkpoint_activations else 12 * hidden + 4 * inner
+    terms["activations"] = config.trainer.token_budget * layers * kept * compute
+    terms["logits"] = 3 * 4 * CHUNK_TOKENS * vocabulary
+    completion_tokens = config.prompts_per_step * group * completion
+    tokens = completion_tokens + config.prompts_per_step * prompt
+    passes = 8 if config.trainer.checkpoint_activations else 6
+    return Forecast(
+        count,
+        {name: size for name, size in terms.items() if size},
+        count * serve + _kv_cache_bytes(config, files, prompt + completion, serve),
+        float(passes) * count * tokens * config.updates_per_batch,
+        0.0 if config.run.mode == "offline" else 2.0 * count * tokens,
+    )
+
+
+def _kv_cache_bytes(config: Config, files: ModelFiles, length: int, each: int) -> int:
+    if config.engine.kind == "vllm":
+        return config.engine.kv_cache_gib * GIB
+    heads = files.integer("num_attention_heads", 1)
+    width = files.integer("head_dim", files.integer("hidden_size") // heads) * files.integer(
+        "num_key_value_heads", heads
+    )
+    rows = config.workers.groups_at_once * config.group_size
+    return 2 * files.integer("num_hidden_layers") * width * length * rows * each
+
+
+def _format_bytes(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
+
+
+def machine_speed() -> float:
+    """Measure this CPU's float32 operations a second: the median of five matrix products in numpy."""
+    matrix = np.ones((512, 512), np.float32)
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - start)
+    return 2 * 512**3 / sorted(seconds[1:])[2]  # the first product also starts threads

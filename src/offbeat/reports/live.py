@@ -1,0 +1,160 @@
+"""The live view of a run: a screen that updates in place in a terminal or notebook, plain lines elsewhere."""
+
+import io
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from offbeat.config import Config
+from offbeat.events import TROUBLE, EventKind
+from offbeat.run.journal import Phase
+from offbeat.types import Json
+
+BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """Draw the last values as bars, scaled from their minimum to their maximum.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    shown = values[-width:]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    span = high - low or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in shown)
+
+
+def bottleneck(seconds: Mapping[str, float]) -> str:
+    """Return the phase that takes most of the time, in words.
+
+    >>> bottleneck({"waiting for groups": 70.0, "training": 25.0, "the loop itself": 5.0})
+    'generation-bound: the trainer waits for groups 70 % of the time'
+    """
+    total = sum(seconds.values())
+    if not total:
+        return "no time measured yet"
+    phase, most = max(seconds.items(), key=lambda item: item[1])
+    share = f"{100 * most / total:.0f} % of the time"
+    if phase == Phase.GROUPS:
+        return f"generation-bound: the trainer waits for groups {share}"
+    if phase == Phase.TRAINING:
+        return f"training-bound: updates take {share}"
+    return f"{phase} takes {share}"
+
+
+class NotebookDisplay:
+    """Update one output of a notebook cell in place. Needs no widgets."""
+
+    def __init__(self) -> None:
+        from IPython import display
+
+        self._display: Any = display
+        self._handle = self._display.display(self._display.HTML(""), display_id=True)
+
+    def update(self, screen: RenderableType) -> None:
+        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
+        console.print(screen)
+        html = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        self._handle.update(self._display.HTML(html))
+
+
+@dataclass
+class LiveView:
+    """Shows the state of the run. Call it with every journal event."""
+
+    config: Config
+    console: Console
+    rewards: list[float] = field(default_factory=list)
+    warnings: deque[str] = field(default_factory=lambda: deque(maxlen=3))
+    step: Mapping[str, Json] = field(default_factory=dict)
+    """The last `step` event."""
+    published: int = 0
+    pass_rate: str = ""
+    _live: Live | NotebookDisplay | None = None
+
+    def __enter__(self) -> "LiveView":
+        if self.console.is_terminal:
+            self._live = Live(self.render(), console=self.console, refresh_per_second=4)
+            self._live.__enter__()
+        elif self.console.is_jupyter and not self.console.quiet:
+            self._live = NotebookDisplay()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self._live, Live):
+            self._live.__exit__(None, None, None)
+
+    def __call__(self, event: Mapping[str, Json]) -> None:
+        kind = event["kind"]
+        if kind == EventKind.STEP:
+            self.step = event
+            self.rewards.append(self._metric("reward_mean"))
+        elif kind == EventKind.PUBLISHED:
+            self.published = cast(int, event["version"])
+        elif kind == EventKind.EVALUATED and "pass@1" in event:
+            value, low, high = cast(list[float], event["pass@1"])
+            self.pass_rate = f"{value:.3f} [{low:.3f}, {high:.3f}] at step {event['step']}"
+        elif kind == EventKind.ALARM:
+            self.warnings.append(f"step {event['step']}: {event['says']}")
+        elif kind in TROUBLE:
+            self.warnings.append(f"step {event['step']}: {kind}: {event.get('why', event.get('worker', ''))}"[:200])
+        if self._live is not None:
+            self._live.update(self.render())
+        elif line := self.line(event):
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def line(self, event: Mapping[str, Json]) -> str:
+        """Return an event as one plain line, or an empty string for events that are not shown."""
+        step, kind = event["step"], event["kind"]
+        if kind == EventKind.STEP:
+            return (
+                f"step {step}/{self.config.steps}  reward {self.rewards[-1]:.3f}  lag {self._metric('lag'):.1f}  "
+                f"drift {self._metric('drift_tv_token'):.4f}"
+            )
+        if kind == EventKind.PUBLISHED:
+            return f"step {step}  published version {event['version']} ({event['why']}, {event.get('bytes', 0)} bytes)"
+        if kind == EventKind.EVALUATED:
+            return f"step {step}  pass@1 {self.pass_rate}"
+        if kind == EventKind.ESTIMATED:
+            return str(event["memory"]).splitlines()[0]
+        if kind in (EventKind.WORKER_JOINED, EventKind.WORKER_LEFT, EventKind.WORKER_READY):
+            return f"step {step}  {kind}: {event['worker']}"
+        if kind in TROUBLE or kind in (EventKind.ALARM, EventKind.RESUMED):
+            return f"step {step}  {kind}: {event.get('says', event.get('why', ''))}"
+        return ""
+
+    def render(self) -> RenderableType:
+        """Return the screen: one row per quantity, then the last warnings."""
+        table = Table.grid(padding=(0, 2))
+        step = cast(int, self.step.get("step", 0))
+        table.add_row("step", f"{step} of {self.config.steps}")
+        table.add_row("", ProgressBar(total=self.config.steps, completed=step, width=40))
+        if self.rewards:
+            table.add_row("reward", f"{self.rewards[-1]:.3f}  {sparkline(self.rewards)}")
+        if self.pass_rate:
+            table.add_row("pass@1", self.pass_rate)
+        table.add_row("lag", f"{self._metric('lag'):.1f} (limit {self.config.largest_lag})")
+        budget = self.config.sync.drift_budget
+        table.add_row("drift", f"{self._metric('drift_tv_token'):.4f}" + (f" (budget {budget:g})" if budget else ""))
+        due = f"at step {self.published + self.config.sync.every}"
+        if budget is not None:
+            due = f"when drift reaches its budget, {due} at the latest"
+        table.add_row("sync", f"version {self.published} published; next {due}")
+        seconds = cast(dict[str, float], self.step.get("seconds", {}))
+        total = sum(seconds.values()) or 1.0
+        shares = ", ".join(f"{name} {100 * spent / total:.0f} %" for name, spent in seconds.items() if spent)
+        table.add_row("time", f"{shares}\n{bottleneck(seconds)}")
+        for warning in self.warnings:
+            table.add_row("warning", warning)
+        return table
+
+    def _metric(self, name: str) -> float:
+        metrics = cast(dict[str, float], self.step.get("metrics", {}))
+        return metrics.get(name) or 0.0

@@ -1,0 +1,50 @@
+"""lab/README.md lists every command of the lab once, with the rows it writes."""
+
+import json
+import re
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+README = (ROOT / "lab" / "README.md").read_text(encoding="utf-8")
+COMMAND = re.compile(r"python -m (lab(?:\.\w+)+)")
+
+
+def commands() -> set[str]:
+    """Return the lab modules that can be run."""
+    return {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for file in (ROOT / "lab").rglob("*.py")
+        if '\nif __name__ == "__main__":\n' in file.read_text(encoding="utf-8")
+    }
+
+
+def recorded_rows() -> list[tuple[str, str]]:
+    """Return the id and the command of every row of lab/results."""
+    files = sorted((ROOT / "lab" / "results").glob("*.json"))
+    return [(row["id"], row["command"]) for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
+
+
+def test_every_command_is_listed_exactly_once_and_exists() -> None:
+    assert Counter(COMMAND.findall(README)) == Counter(commands())
+
+
+def test_every_row_names_a_command_that_exists() -> None:
+    for row, command in recorded_rows():
+        found = COMMAND.match(command)
+        assert found and found[1] in commands(), f"{row}: {command}"
+
+
+def test_every_row_is_listed_with_its_command() -> None:
+    listed = {found[1]: line for line in README.splitlines() if (found := COMMAND.search(line))}
+    for row, command in recorded_rows():
+        found = COMMAND.match(command)
+        patterns = re.findall(r"`([^`]+)`", listed[found[1]].split(" | ")[-1]) if found else []
+        assert any(fnmatchcase(row, pattern) for pattern in patterns), f"{row} is not listed with {command}"
+
+
+def test_every_command_parses_its_arguments_so_that_help_never_measures() -> None:
+    for module in commands():
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        assert ".parse_args()" in source, f"{module} runs on --help"

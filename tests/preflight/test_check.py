@@ -1,0 +1,132 @@
+"""`offbeat check` reports every problem at once, each with key, value and fix; or it prints the plan."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lab.attacks.broken_configs import GOOD, Broken, cases, make_places
+from offbeat import imports as extras
+from offbeat.cli.main import app
+from offbeat.sandbox import jail, open_sandbox
+
+CASES = cases()
+run = CliRunner(env={"COLUMNS": "200"}).invoke
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("places")
+    make_places(root)
+    return root
+
+
+def problems(text: str, tmp_path: Path, *settings: str) -> list[str]:
+    """Return the problems that the command reports, without the count at the end."""
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    result = run(app, ["check", str(file), *(word for setting in settings for word in ("--set", setting))])
+    assert result.exit_code == 2, result.output
+    *lines, count = result.output.strip().split("\n")
+    assert count.startswith(str(len(lines))) and "nothing was started" in count
+    return lines
+
+
+def test_there_are_forty_broken_files() -> None:
+    assert len(CASES) >= 40 and len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_broken_file_gets_one_message_with_key_value_and_fix(case: Broken, places: Path, tmp_path: Path) -> None:
+    lines = problems(case.text(places), tmp_path)
+    assert len(lines) == 1, lines
+    assert all(part in lines[0] for part in case.says), lines[0]
+    assert lines[0].startswith(str(tmp_path / "run.toml")), lines[0]
+
+
+def test_a_task_that_runs_programs_is_refused_without_a_sandbox(
+    places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jail.shutil, "which", lambda name, path: None)
+    open_sandbox.cache_clear()
+    task = f'[task]\nname = "python_code"\noptions = {{ source = "{places}/problems.jsonl" }}\n'
+    [line] = problems(task + GOOD.replace("{places}", str(places)), tmp_path)
+    assert "task.options" in line and "bwrap is not installed" in line and "apt-get install bubblewrap" in line
+
+
+def test_all_problems_come_at_once_each_with_its_line(places: Path, tmp_path: Path) -> None:
+    text = (
+        "group_sise = 8\nsteps = 0\n\n[sync]\nevery = 10\nat_least = 50\n[objective]\npreset = 'grp'\n"
+        f"[model]\npath = '{places}/code'\n[task]\nname = 'arithmetik'\n[optimizer]\nbetas = [\n  0.9,\n]\n"
+    )
+    lines = problems(text, tmp_path)
+    found = {int(line.split(":")[1]): line for line in lines}
+    assert sorted(found) == [1, 2, 6, 8, 10, 12, 14]
+    assert "sync.at_least = 50" in found[6] and "arithmetik" in found[12] and "did you mean 'grpo'" in found[8]
+
+
+def test_the_default_of_a_faulty_setting_causes_no_second_message(places: Path, tmp_path: Path) -> None:
+    text = f"[sync]\nevery = 'ten'\nat_least = 5\n[model]\npath = '{places}/good'\n[engine]\nkind = 'hf'\n"
+    [line] = problems(text + "[sampling]\nmax_tokens = 8", tmp_path)
+    assert "sync.every = 'ten'" in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("sync.evry=3", "--set sync.evry: sync.evry is not a setting; did you mean 'every'?"),
+        ("steps=none", "--set steps: steps = 'none'"),
+        ("steps", "--set steps: need KEY=VALUE"),
+        ("seed.root=3", "--set seed.root: seed = {'root': 3}"),
+    ],
+)
+def test_a_wrong_override_is_named_as_an_override(setting: str, says: str, places: Path, tmp_path: Path) -> None:
+    [line] = problems(GOOD.replace("{places}", str(places)), tmp_path, setting)
+    assert says.partition(": ")[2] in line and line.startswith(says.split(":")[0])
+
+
+def test_a_file_that_is_not_toml_is_named_with_its_line(tmp_path: Path) -> None:
+    [line] = problems("steps = 3\nsteps = 4\n", tmp_path)
+    assert "is not TOML" in line and "line 2" in line
+
+
+def test_a_missing_file_gets_a_message_that_names_init(tmp_path: Path) -> None:
+    result = run(app, ["check", str(tmp_path / "nothing.toml")])
+    assert result.exit_code == 2 and "offbeat init" in result.output
+
+
+def test_missing_extras_are_named_with_the_command_that_installs_them(
+    places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = extras.find_spec
+    gone = {"vllm", "ray", "wandb"}
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in gone else real(name))
+    text = GOOD.replace("{places}", str(places)).replace('"hf"', '"vllm"')
+    lines = problems(text + '[run]\nsinks = ["wandb"]\nplace = "ray"\n', tmp_path)
+    assert ["vllm" in lines[0], "ray" in lines[1], "wandb" in lines[2]] == [True] * 3
+    assert all(
+        f"pip install 'offbeat[{name}]'" in line for name, line in zip(("vllm", "ray", "wandb"), lines, strict=True)
+    )
+
+
+def test_a_good_file_gets_its_plan_and_estimates(places: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(GOOD.replace("{places}", str(places)))
+    result = run(app, ["check", str(file), "--set", "sync.every=10", "--set", "objective.preset=grpo"])
+    assert result.exit_code == 0, result.output
+    assert "32 prompts × 8 = 256 completions a step → 1 update; sync every 10 steps: lag 0 to 9" in result.output
+    assert "objective grpo: needs behavior; reported for lag up to 20" in result.output
+    assert "estimates" in result.output and "AdamW" in result.output and "GFLOP/s" in result.output
+
+
+def test_check_imports_no_torch(places: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(GOOD.replace("{places}", str(places)))
+    code = (
+        "import sys; from offbeat.cli.main import app; app(['check', sys.argv[1]], standalone_mode=False); "
+        "print([name for name in ('torch', 'transformers', 'vllm', 'ray') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True)
+    assert "is valid" in done.stdout and done.stdout.strip().endswith("[]"), done.stdout + done.stderr

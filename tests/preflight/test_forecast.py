@@ -1,0 +1,45 @@
+"""The estimate from a model's files is close to what the trainer counts with the loaded model."""
+
+from pathlib import Path
+
+import pytest
+
+from lab.fixtures.tiny_model import save_llama
+from offbeat.config import parse
+from offbeat.preflight.forecast import ModelFiles, forecast
+from offbeat.run.build import make_trainer
+from offbeat.trainer.estimate import StepShape, estimate_memory
+from offbeat.trainer.fsdp import Ranks
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_estimated_memory_matches_what_the_trainer_counts(checkpointed: bool, tmp_path: Path) -> None:
+    model = save_llama(tmp_path, tied=False)
+    config = parse(
+        {
+            "model": {"path": str(tmp_path), "compute": "float32"},
+            "sampling": {"max_tokens": 32},
+            "engine": {"kind": "hf", "max_prompt_tokens": 128},
+            "trainer": {"token_budget": 1024, "checkpoint_activations": checkpointed},
+            "objective": {"kl_coefficient": 0.1},
+        }
+    )
+    estimated = forecast(config, ModelFiles(tmp_path))
+    counted = estimate_memory(make_trainer(config, Ranks()), StepShape(128, 32, config.group_size)).terms
+    assert estimated.parameters == sum(p.numel() for p in model.parameters())
+    for term in ("master weights", "AdamW", "gradients", "reference policy"):
+        assert estimated.trainer[term] == pytest.approx(counted[term], rel=1e-3)  # AdamW also stores its step counts
+    if not checkpointed:
+        assert estimated.trainer["activations"] == pytest.approx(counted["activations"], rel=0.5)
+
+
+def test_a_step_grows_with_updates_and_recomputation_and_offline_generates_nothing(tmp_path: Path) -> None:
+    save_llama(tmp_path, tied=False)
+    base = {"model": {"path": str(tmp_path)}}
+    offline = {"run": {"mode": "offline", "experience": "log"}, "sampler": {"mode": "offline"}}
+    one, four, recomputed, none = (
+        forecast(parse(base | change), ModelFiles(tmp_path))
+        for change in ({}, {"updates_per_batch": 4}, {"trainer": {"checkpoint_activations": True}}, offline)
+    )
+    assert four.training == 4 * one.training and recomputed.training == pytest.approx(one.training * 8 / 6)
+    assert none.generating == 0 < one.generating and one.seconds(1e9) == (one.training + one.generating) / 1e9
