@@ -3,8 +3,9 @@
 import offbeat
 
 run = offbeat.train(
-    {"steps": 100, "prompts_per_step": 64, "group_size": 8, "engine": {"kind": "hf"}, "sampling": {"max_tokens": 4}},
+    {"steps": 100, "prompts_per_step": 64, "group_size": 8, "sampling": {"max_tokens": 4}},
     model={"path": offbeat.tiny_model("runs/tiny-model"), "compute": "float32", "serve": "float32"},
+    engine={"kind": "hf"},
     task={"name": "arithmetic", "options": {"digits": 1}},
     sync={"every": 10},  # the answers it learns from are up to 9 steps old
     optimizer={"learning_rate": 4e-4},

@@ -88,13 +88,18 @@ def test_the_readmes_script_trains_and_plots(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "curve.svg").read_text()
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return offbeat.tiny_model(tmp_path_factory.mktemp("model"))
+
+
 @pytest.mark.engine
-def test_training_works_inside_a_running_event_loop(tmp_path: Path) -> None:
+def test_training_works_inside_a_running_event_loop(model: Path, tmp_path: Path) -> None:
     import asyncio
 
     async def notebook_cell() -> "offbeat.Run":
         return offbeat.train(
-            model={"path": offbeat.tiny_model(tmp_path / "model"), "compute": "float32", "serve": "float32"},
+            model={"path": model, "compute": "float32", "serve": "float32"},
             task={"name": "arithmetic", "options": {"digits": 1}},
             engine={"kind": "hf"},
             sampling={"max_tokens": 4},
@@ -108,12 +113,12 @@ def test_training_works_inside_a_running_event_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_a_notebook_shows_progress_in_place(tmp_path: Path) -> None:
+def test_a_notebook_shows_progress_in_place(model: Path, tmp_path: Path) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     cell = f"""
 import offbeat
 run = offbeat.train(
-    model={{"path": offbeat.tiny_model({str(tmp_path / "model")!r}), "compute": "float32", "serve": "float32"}},
+    model={{"path": {str(model)!r}, "compute": "float32", "serve": "float32"}},
     task={{"name": "arithmetic", "options": {{"digits": 1}}}}, engine={{"kind": "hf"}}, sampling={{"max_tokens": 4}},
     steps=3, prompts_per_step=4, group_size=4, out={str(tmp_path / "run")!r},
 )

@@ -71,7 +71,7 @@ def make_run(
                 )
         also(journal)
         if ended is not None:
-            journal.write(EventKind.ENDED, steps, why=ended, books="balanced", seconds=_seconds(steps))
+            journal.write(EventKind.ENDED, steps, why=ended, ledger="balanced", seconds=_seconds(steps))
     with ExperienceLog.open(directory.experience) as log:
         _append(log, steps, every)
     return directory

@@ -294,7 +294,7 @@ class Loop:
     def _end(self) -> Ledger:
         ledger, seconds = self.log.ledger(), self._seconds_by_phase()
         step, why = self.learner.step, self._stop_reason
-        self.journal.write(EventKind.ENDED, step, why=why, books=str(ledger), seconds=seconds)
+        self.journal.write(EventKind.ENDED, step, why=why, ledger=str(ledger), seconds=seconds)
         ledger.check()
         return ledger
 

@@ -46,7 +46,12 @@ def make_model(directory: Path, *, steps: int = 800, seed: int = 0, say: Callabl
     """
     torch.manual_seed(derive(seed, "quickstart", "model"))
     model = tiny_llama(pad_token_id=VOCABULARY[PAD])
-    _pretrain(model, steps, seed, say)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices this small gain nothing from a second core
+    try:
+        _pretrain(model, steps, seed, say)
+    finally:
+        torch.set_num_threads(threads)
     model.save_pretrained(directory)
     tokenizer().save_pretrained(directory)
 
