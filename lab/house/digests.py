@@ -2,13 +2,13 @@
 
     python -m lab.house.digests                 the checkout this file is in
     python -m lab.house.digests --at ../other   another checkout, for instance an earlier commit
+    python -m lab.house.digests --before DIR    this one and a checkout of 8c24462; writes row house.4.digests
 
 Both runs use the command line only, so the same script measures checkouts whose modules differ. Run one trains 20 steps
 in lockstep with v = 1 and i = 1. Run two trains 20 steps with v = 4 and i = 2, but stops after 10 and resumes. A digest
 covers every byte of the exported policy and the rewards of every step. About a minute.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lab.figures import ROOT
+from lab.figures import ROOT, Figure, command_parser, record
 from lab.fixtures.tiny_model import save_model
 
 CONFIG = """
@@ -72,8 +72,23 @@ def measure(checkout: Path) -> dict[str, str]:
         return digests
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--at", type=Path, default=ROOT)
-    for run, found in measure(parser.parse_args().at.resolve()).items():
+def main(at: Path | None, before: Path | None) -> bool:
+    """Print the digests; with an earlier checkout, record whether all are the same."""
+    now = measure((at or ROOT).resolve())
+    for run, found in now.items():
         print(f"{found}  {run}")
+    if before is None or at is not None:
+        return True
+    then = measure(before.resolve())
+    same = sum(then[run] == found for run, found in now.items())
+    note = "; ".join(f"{run}: {then[run]} before, {found} after" for run, found in now.items())
+    what = "reference runs whose policy and rewards have the same digest at 8c24462 and now"
+    return record(Figure("house.4.digests", what, "all", f"{same} of {len(now)}", "runs", same == len(now), 20, note))
+
+
+if __name__ == "__main__":
+    parser = command_parser(__doc__)
+    parser.add_argument("--at", type=Path, help="another checkout; nothing is recorded")
+    parser.add_argument("--before", type=Path, help="a checkout of 8c24462, measured for comparison")
+    arguments = parser.parse_args()
+    sys.exit(not main(arguments.at, arguments.before))
