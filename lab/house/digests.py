@@ -1,8 +1,7 @@
 """Print the digests of two reference runs, so that a refactoring can show that it changed no bit.
 
-    python -m lab.house.digests                 the checkout this file is in
-    python -m lab.house.digests --at ../other   another checkout, for instance an earlier commit
-    python -m lab.house.digests --before DIR    this one and a checkout of 8c24462; writes row house.4.digests
+    python -m lab.house.digests            this tree and an earlier commit; writes row house.4.digests
+    python -m lab.house.digests --short    this tree only; records nothing
 
 Both runs use the command line only, so the same script measures checkouts whose modules differ. Run one trains 20 steps
 in lockstep with v = 1 and i = 1. Run two trains 20 steps with v = 4 and i = 2, but stops after 10 and resumes. A digest
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from lab.figures import ROOT, Figure, command_parser, record
 from lab.fixtures.tiny_model import save_model
+from lab.house.earlier import BEFORE, earlier_checkout
 
 CONFIG = """
 steps = 20
@@ -72,23 +72,20 @@ def measure(checkout: Path) -> dict[str, str]:
         return digests
 
 
-def main(at: Path | None, before: Path | None) -> bool:
-    """Print the digests; with an earlier checkout, record whether all are the same."""
-    now = measure((at or ROOT).resolve())
+def main(short: bool) -> bool:
+    """Print the digests, and record whether the earlier commit has the same."""
+    now = measure(ROOT)
     for run, found in now.items():
         print(f"{found}  {run}")
-    if before is None or at is not None:
+    if short:
         return True
-    then = measure(before.resolve())
+    with earlier_checkout() as before:
+        then = measure(before)
     same = sum(then[run] == found for run, found in now.items())
-    note = "; ".join(f"{run}: {then[run]} before, {found} after" for run, found in now.items())
-    what = "reference runs whose policy and rewards have the same digest at 8c24462 and now"
+    note = "; ".join(f"{run}: {then[run]} at {BEFORE}, {found} now" for run, found in now.items())
+    what = f"reference runs whose policy and rewards have the same digest at {BEFORE} and now"
     return record(Figure("house.4.digests", what, "all", f"{same} of {len(now)}", "runs", same == len(now), 20, note))
 
 
 if __name__ == "__main__":
-    parser = command_parser(__doc__)
-    parser.add_argument("--at", type=Path, help="another checkout; nothing is recorded")
-    parser.add_argument("--before", type=Path, help="a checkout of 8c24462, measured for comparison")
-    arguments = parser.parse_args()
-    sys.exit(not main(arguments.at, arguments.before))
+    sys.exit(not main(command_parser(__doc__, short="this tree only; record nothing").parse_args().short))

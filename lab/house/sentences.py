@@ -1,6 +1,6 @@
 """Print sentences of an earlier commit beside today's, chosen at random by a seed, so that the wording can be judged.
 
-    python -m lab.house.sentences --before ../checkout-of-8c24462      30 pairs as a Markdown table
+    python -m lab.house.sentences      30 pairs
 
 Pairs are found by name: the docstring of a class or function that exists once in both trees, the help of a command and
 its options, and the first message that a function raises; sentences of the docs by the words they share. Pairs that did
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lab.figures import ROOT, command_parser
+from lab.house.earlier import earlier_checkout
 
 KINDS = ("docstring", "help", "error")
 DOCS = 6
@@ -93,9 +94,10 @@ def _shared(one: str, other: str) -> float:
 
 if __name__ == "__main__":
     parser = command_parser(__doc__)
-    parser.add_argument("--before", type=Path, required=True)
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=13)
     arguments = parser.parse_args()
-    for kind, name, then, now in pairs(arguments.before, arguments.count, arguments.seed):
+    with earlier_checkout() as before:
+        drawn = pairs(before, arguments.count, arguments.seed)
+    for kind, name, then, now in drawn:
         print(f"{kind} {name}\n  - {then}\n  + {now}")
