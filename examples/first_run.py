@@ -1,4 +1,4 @@
-"""Train a tiny model off-policy and plot its curve: about a minute on two CPU cores, no data, account or GPU."""
+"""Train a tiny model off-policy and plot its curve: one to three minutes on two CPU cores, no data, account or GPU."""
 
 import offbeat
 

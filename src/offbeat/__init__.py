@@ -11,30 +11,42 @@ if TYPE_CHECKING:
     from offbeat.api import check, evaluate, load_config, report, resume, tiny_model, train
     from offbeat.config import Config
     from offbeat.errors import ConfigError, OffbeatError
+    from offbeat.experience.feedback import LateScore
     from offbeat.experience.log import ExperienceLog
-    from offbeat.objective.losses import policy_loss
+    from offbeat.objective.credit import assign_credit
+    from offbeat.objective.losses import Streams, counts, policy_loss
     from offbeat.objective.presets import PRESETS as presets
     from offbeat.reports.run import Run
+    from offbeat.tasks.data import Example
+    from offbeat.tasks.rewards import Reward
     from offbeat.tasks.task import Task
-    from offbeat.types import Completion, Group, Prompt, Score, Unscorable
+    from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, Unscorable, VersionSpan
     from offbeat.weights.publisher import WeightLog
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "UNKNOWN",
     "Completion",
     "Config",
     "ConfigError",
+    "Example",
     "ExperienceLog",
     "Group",
+    "LateScore",
     "OffbeatError",
     "Prompt",
+    "Reward",
     "Run",
     "Score",
+    "Streams",
     "Task",
     "Unscorable",
+    "VersionSpan",
     "WeightLog",
+    "assign_credit",
     "check",
+    "counts",
     "evaluate",
     "load_config",
     "policy_loss",
@@ -47,14 +59,20 @@ __all__ = [
 
 _HOMES: Final = {
     **dict.fromkeys(["check", "evaluate", "load_config", "report", "resume", "tiny_model", "train"], "offbeat.api"),
-    **dict.fromkeys(["Completion", "Group", "Prompt", "Score", "Unscorable"], "offbeat.types"),
+    **dict.fromkeys(
+        ["UNKNOWN", "Completion", "Group", "Prompt", "Score", "Unscorable", "VersionSpan"], "offbeat.types"
+    ),
     **dict.fromkeys(["ConfigError", "OffbeatError"], "offbeat.errors"),
+    **dict.fromkeys(["Streams", "counts", "policy_loss"], "offbeat.objective.losses"),
     "Config": "offbeat.config",
+    "Example": "offbeat.tasks.data",
     "ExperienceLog": "offbeat.experience.log",
+    "LateScore": "offbeat.experience.feedback",
+    "Reward": "offbeat.tasks.rewards",
     "Run": "offbeat.reports.run",
     "Task": "offbeat.tasks.task",
     "WeightLog": "offbeat.weights.publisher",
-    "policy_loss": "offbeat.objective.losses",
+    "assign_credit": "offbeat.objective.credit",
     "presets": "offbeat.objective.presets",
 }
 

@@ -14,12 +14,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from offbeat.config import Config, examine
-from offbeat.config.toml_file import TomlFile
+from offbeat.config.toml_file import TomlFile, key_paths
 from offbeat.errors import ConfigError, RunError
 from offbeat.reports.run import Run
 from offbeat.run.directory import RunDirectory, RunLock
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from offbeat.types import Json
 
 Result = TypeVar("Result")
+TINY: Final = 1_000_000
+"""Parameters below which a second thread does not pay."""
 Source = Config | Mapping[str, Any] | str | os.PathLike[str]
 """A configuration: a `Config`, a dictionary, or the path of a TOML file."""
 
@@ -177,9 +180,25 @@ def drive(config: Config, directory: RunDirectory, *, progress: bool = True) -> 
     disable_progress_bar()  # the view has its own
     loops: list[Loop] = []
     console = Console(quiet=not progress)
-    with LiveView(config, console) as view, _stop_on_interrupt(loops):
+    with LiveView(config, console) as view, _stop_on_interrupt(loops), _fitting_threads(config):
         ledger = _outside_event_loop(lambda: run(config, directory, watching=view, started=loops.append))
     return ledger, not loops or loops[-1].learner.step >= config.steps
+
+
+@contextmanager
+def _fitting_threads(config: Config) -> Iterator[None]:
+    """Train a tiny model on one CPU thread: with such small matrices a second one costs more than it saves."""
+    import torch
+
+    from offbeat.preflight.forecast import ModelFiles
+
+    before = torch.get_num_threads()
+    if (ModelFiles(Path(config.model.path)).parameters or TINY) < TINY:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -229,6 +248,8 @@ def _load(
     if isinstance(source, str | os.PathLike):
         file = TomlFile.read(Path(source), overrides)
         data = file.data
+        if settings:
+            file = replace(file, set_keys=frozenset(key_paths(settings)), set_by="keyword")
     else:
         data = source.model_dump(mode="json") if isinstance(source, Config) else source or {}
     examined = examine(_merged(data, settings))

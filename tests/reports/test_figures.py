@@ -12,7 +12,7 @@ from offbeat.config import parse
 from offbeat.experience.index import Columns
 from offbeat.reports.comparison import interval, mean_curve, pool_seeds
 from offbeat.reports.history import PublishRecord, RunHistory, StepRecord
-from offbeat.reports.plot import HEIGHT, TOP, WIDTH, Plot, Series, downsample, draw, draw_stack, round_ticks
+from offbeat.reports.plot import HEIGHT, TOP, WIDTH, Plot, Series, downsample, draw, draw_stack, round_ticks, standalone
 from offbeat.reports.record import VersionReward, improvements, rewards_by_version
 
 FINITE = st.floats(-1e9, 1e9)
@@ -114,3 +114,11 @@ def test_stacked_shares_fill_the_frame() -> None:
     drawn = ElementTree.fromstring(draw_stack("t", "groups", [10, 20], [[0.2, 0.5], [0.8, 0.5], [0.0, 0.0]]))
     areas = [path for path in drawn.iter("path") if path.attrib["class"].startswith("area")]
     assert len(areas) == 3 and f" {TOP:.1f}" in areas[1].attrib["d"]
+
+
+def test_a_plot_file_names_its_series_and_brings_its_own_colors() -> None:
+    text = standalone(
+        Plot("a <run>", [Series("reward_mean", [1, 2], [0.1, 0.2]), Series("ess", [1, 2], [1, 2], color=1)])
+    )
+    ElementTree.fromstring(text)
+    assert "a &lt;run&gt;" in text and "reward_mean" in text and "--c1" in text

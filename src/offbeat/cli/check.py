@@ -1,5 +1,6 @@
 """`offbeat check`: find every problem in a configuration before anything is loaded, and show what it will do."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +28,8 @@ def check(
     typer.echo(parsed.plan)
     for line in _particulars(parsed):
         typer.echo(line)
-    typer.echo(f"{config} is valid; start it with: offbeat train {config}")
+    overrides = "".join(f" --set {shlex.quote(setting)}" for setting in settings or [])
+    typer.echo(f"{config} is valid; start it with: offbeat train {config}{overrides}")
 
 
 def checked(path: Path, settings: list[str] | None) -> "Config":

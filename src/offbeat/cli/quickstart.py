@@ -17,8 +17,7 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="Directory for model, run and report")] = Path("runs/quickstart"),
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: as in the recipe")] = None,
 ) -> None:
-    """Make a tiny model, train it off-policy and write a report: `offbeat quickstart`. Takes a minute on two cores."""
-    import torch
+    """Make a tiny model, train it off-policy and write a report: `offbeat quickstart`. Takes a few minutes."""
     from transformers.utils.logging import disable_progress_bar
 
     from offbeat.cli.train import drive
@@ -28,7 +27,6 @@ def quickstart(
     from offbeat.run.quickstart import make_model
 
     disable_progress_bar()  # it only flickers for a model this small
-    torch.set_num_threads(1)  # a second core does not speed up matrices this small
     directory = RunDirectory(out / "run")
     file = _write_configuration(out)
     config = load(file, [f"steps={steps}"] if steps else [])

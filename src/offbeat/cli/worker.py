@@ -20,7 +20,8 @@ def worker(
     name: Annotated[str, typer.Option(help="Unique among the run's workers; default: host name and process id")] = "",
     groups: Annotated[int, typer.Option(min=0, help="Stop after this many groups; 0: run until interrupted")] = 0,
     per_version: Annotated[
-        int, typer.Option(min=0, help="Groups to generate per version before waiting for the next; 0: no limit")
+        int,
+        typer.Option(min=0, help="Groups to generate per version before waiting; 0: what the run can train in time"),
     ] = 0,
     slots: Annotated[int, typer.Option(min=1, help="On Ray: workers this machine has room for")] = 1,
 ) -> None:
@@ -33,12 +34,19 @@ def worker(
 
     If the run is on Ray, this machine joins its cluster and the run starts the workers.
     """
+    from offbeat.errors import RunError
+    from offbeat.reports.history import RunState, read_history, state_of
+
     with plain_errors(code=2):
         config, directory = _find_run(run, settings or [])
         if config.run.place == "ray":
             _join_ray(directory, slots)
+        if state_of(directory, read_history(directory), config.steps) is RunState.FINISHED:
+            raise RunError(f"{directory.path} has finished: there is nothing to generate for")
+    if config.run.mode == "lockstep":
+        typer.echo("this run is in lockstep mode: with groups from outside it does not repeat bit for bit", err=True)
     with plain_errors():
-        _serve(config, directory, name, groups, per_version)
+        _serve(config, directory, name, groups, per_version or config.prompts_per_step * (config.largest_lag + 1))
 
 
 def _find_run(run: Path, settings: list[str]) -> "tuple[Config, RunDirectory]":
@@ -74,7 +82,7 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
     vocabulary = AutoConfig.from_pretrained(config.model.path, local_files_only=True).vocab_size
     order = prompt_at(task, context.tokenizer, derive(config.seed, "worker", name))
     leases = PromptLeases(order, name=f"{name}-{os.getpid()}", seed=config.seed, seconds=config.workers.lease_seconds)
-    prompts = PerVersion(LocalPrompts(leases), per_version or 1 << 62)
+    prompts = PerVersion(LocalPrompts(leases), per_version)
     with (
         context.open_log(vocabulary, name) as log,
         ScoringPool.of(task, workers=config.task.scorers, memory_mib=config.task.memory_mib) as pool,

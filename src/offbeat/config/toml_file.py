@@ -42,6 +42,8 @@ class TomlFile:
     data: Mapping[str, Any]
     """The parsed file, with `--set` applied."""
     set_keys: frozenset[str]
+    set_by: str = "--set"
+    """How the reader knows those keys: an option of the command line, or a keyword in Python."""
 
     @classmethod
     def read(cls, path: Path, settings: Sequence[str] = ()) -> "TomlFile":
@@ -75,7 +77,7 @@ class TomlFile:
                 data = tomllib.loads("\n".join([table, *chunk]))
             except tomllib.TOMLDecodeError:
                 continue  # inside a value of several lines
-            for key in _keys(data):
+            for key in key_paths(data):
                 found.setdefault(key, number - len(chunk) + 1)
             if chunk[0].lstrip().startswith("["):
                 table = chunk[0]
@@ -86,7 +88,7 @@ class TomlFile:
         key = re.split(r"[^\w.-]", problem, maxsplit=1)[0].rstrip(".")
         while key:
             if overrides := [name for name in self.set_keys if name == key or name.startswith(f"{key}.")]:
-                return f"--set {overrides[0]}"
+                return f"{self.set_by} {overrides[0]}"
             if key in lines:
                 return f"{self.path}:{lines[key]}"
             key = key.rpartition(".")[0]
@@ -111,10 +113,10 @@ def apply_setting(data: dict[str, Any], setting: str) -> str:
     return ".".join(parts)
 
 
-def _keys(data: Mapping[str, Any], prefix: str = "") -> list[str]:
+def key_paths(data: Mapping[str, Any], prefix: str = "") -> list[str]:
     found = []
     for name, value in data.items():
         found.append(prefix + name)
         if isinstance(value, dict):
-            found += _keys(value, f"{prefix}{name}.")
+            found += key_paths(value, f"{prefix}{name}.")
     return found

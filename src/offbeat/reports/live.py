@@ -127,7 +127,8 @@ class LiveView:
         if kind in (EventKind.WORKER_JOINED, EventKind.WORKER_LEFT, EventKind.WORKER_READY):
             return f"step {step}  {kind}: {event['worker']}"
         if kind in TROUBLE or kind in (EventKind.ALARM, EventKind.RESUMED):
-            return f"step {step}  {kind}: {event.get('says', event.get('why', ''))}"
+            text = event.get("says", event.get("why", ""))
+            return f"step {step}  {kind}" + (f": {text}" if text else "")
         return ""
 
     def render(self) -> RenderableType:

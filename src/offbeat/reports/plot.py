@@ -6,6 +6,7 @@ A plot is about 400 pixels wide, like a column of the report and like a phone, s
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from importlib.resources import files
 from typing import Final, Literal
 
@@ -250,9 +251,9 @@ def standalone(plot: Plot) -> str:
         if line.startswith(("svg text", "svg .", "svg path", ".c"))
     )
     names = [
-        f'<tspan class="c{one.color % COLORS}" fill="currentColor">{_plain(one.name)}</tspan>' for one in plot.series
+        f'<tspan class="c{one.color % COLORS}" fill="currentColor">{escape(one.name)}</tspan>' for one in plot.series
     ]
-    title = f'<text x="10" y="20">{_plain(plot.title)}: {" · ".join(names)}</text>'
+    title = f'<text x="10" y="20">{escape(plot.title)}: {" · ".join(names)}</text>'
     drawing = draw(plot).replace("<svg ", f'<svg y="24" width="{WIDTH}" height="{HEIGHT}" ', 1)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 24}" width="{2 * WIDTH}">'

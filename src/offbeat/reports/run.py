@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from offbeat.config import Config
+from offbeat.errors import RunError, suggest_nearest
 from offbeat.reports.history import read_history, state_of
 from offbeat.run.directory import RunDirectory
 
@@ -100,6 +101,8 @@ class Run:
 
         frame, series = self.metrics(), []
         for number, name in enumerate(metrics or ("reward_mean",)):
+            if name not in frame:
+                raise RunError(f"{self.path} has no metric {name!r}; {suggest_nearest(name, frame.columns)}")
             values = frame[name].dropna()
             series.append(Series(name, values.index.tolist(), values.tolist(), color=number))
         if not metrics and "pass@1" in (evaluated := self.evaluations()):

@@ -62,10 +62,22 @@ class Rule:
 DEFAULT_RULES: Sequence[Rule] = (
     Rule("entropy", below=0.01, patience=5, advice="the policy has stopped exploring: lower the learning rate"),
     Rule("drift_tv_token", above=0.3, patience=3, advice="sync sooner, or lower the learning rate"),
-    Rule("ess", below=0.1, patience=3, advice="a few samples speak for all: sync sooner"),
-    Rule("ratio_tail_share", above=0.01, patience=3, advice="single tokens have run away: look at these groups"),
-    Rule("unscorable_share", above=0.2, patience=3, action=Action.PAUSE, advice="the scorer is broken: look at it"),
-    Rule("engine_gap", above=0.5, patience=3, action=Action.PAUSE, advice="the engine computes another model"),
+    Rule("ess", below=0.1, patience=3, advice="a few samples dominate the update: sync sooner"),
+    Rule("ratio_tail_share", above=0.01, patience=3, advice="a few tokens have extreme ratios: look at these groups"),
+    Rule(
+        "unscorable_share",
+        above=0.2,
+        patience=3,
+        action=Action.PAUSE,
+        advice="a reward function is broken: look at its errors",
+    ),
+    Rule(
+        "engine_gap",
+        above=0.5,
+        patience=3,
+        action=Action.PAUSE,
+        advice="engine and trainer disagree about the same weights",
+    ),
 )
 
 
