@@ -1,13 +1,13 @@
 """Off-policy group-relative RL on one page: Algorithm 1 of Mroueh et al. (arXiv 2505.22257) in one process, on CPU.
 
-A tiny Llama is made on the spot and pre-trained on one-digit sums by someone who mostly gets them wrong. Then it learns
-from its own answers, compared in groups, while the policy that writes them lags behind the one that learns:
+The script makes a tiny Llama and pre-trains it on one-digit sums, most of them wrong. Then the model learns from its
+own answers, compared in groups, while the policy that generates them lags behind the policy that learns:
 
     python examples/minimal.py                        v = 1: publish after every step, answers are always fresh
     python examples/minimal.py --sync-every 10        v = 10: answers come from weights up to 9 steps behind
     python examples/minimal.py --updates-per-batch 4  i = 4: every batch of answers is used four times
 
-A prompt is four characters, "7+8=". Its completion is at most three, and the reward is 1 for exactly "15." and else 0.
+A prompt is four characters, "7+8=". A completion has at most three; the reward is 1 for exactly "15.", otherwise 0.
 Shapes: B prompts, G completions of each, N = B·G, P prompt tokens, T completion tokens, H hidden.
 """
 
@@ -33,7 +33,7 @@ from offbeat.types import UNKNOWN
 
 B, G, T = 64, 8, 3
 LEARNING_RATE = 4e-4
-SLIPS = 0.6  # share of wrong answers in pre-training: what is left for RL to mend
+SLIPS = 0.6  # share of wrong answers in pre-training: what RL can improve
 REPORT_EVERY = 15
 
 VOCABULARY = {character: token for token, character in enumerate("0123456789+=.")}
@@ -44,7 +44,7 @@ def encode(texts: list[str]) -> Tensor:
     return torch.tensor([[VOCABULARY[character] for character in text] for text in texts])
 
 
-# The world is small enough to write down. A problem is a row number of these.
+# All problems fit into a table. A problem is a row number of these tensors.
 PROMPTS = encode([f"{a}+{b}=" for a in range(10) for b in range(10)])
 SUMS = torch.tensor([a + b for a in range(10) for b in range(10)])
 ANSWERS = encode([str(number).ljust(T, ".") for number in range(100)])
@@ -52,23 +52,23 @@ ANSWERS = encode([str(number).ljust(T, ".") for number in range(100)])
 
 @dataclass(frozen=True)
 class Rollout:
-    """Scored completions of some problems, and what their author thought of each token."""
+    """Scored completions of some problems, with the behavior log-prob of each token."""
 
     problems_N: Tensor
     completions_NT: Tensor
     behavior_NT: Tensor
     mask_NT: Tensor
-    """True up to the first end, that one included; the rest is filled with ends."""
+    """Return True up to and including the first end token; the rest is padding."""
     rewards_N: Tensor
 
 
 def stream(seed: int, name: str) -> torch.Generator:
-    """Randomness of its own for each use, so that evaluating more often changes nothing else."""
+    """Return a separate random generator for each use, so that evaluating more often changes nothing else."""
     return torch.Generator().manual_seed(derive(seed, name))
 
 
 def completion_logprobs(model: LlamaForCausalLM, problems_N: Tensor, completions_NT: Tensor) -> Tensor:
-    """log π of each completion token, from the hidden state before it; full logits are never held."""
+    """Return log π of each completion token from the hidden state before it, without full logits."""
     tokens = torch.cat([PROMPTS[problems_N], completions_NT[:, :-1]], dim=1)
     hidden_NTH = model.model(tokens).last_hidden_state[:, -T:]
     return token_stats(hidden_NTH, model.lm_head.weight, completions_NT).logprobs
@@ -82,7 +82,7 @@ def descend(model: nn.Module, optimizer: Optimizer, loss: Tensor) -> None:
 
 
 def pretrain(steps: int, seed: int) -> LlamaForCausalLM:
-    """A model that knows how sums are written, from someone who is often off by one or by ten."""
+    """Return a model pre-trained on sums whose answers are often off by one or by ten."""
     torch.manual_seed(derive(seed, "model"))
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -109,7 +109,7 @@ def pretrain(steps: int, seed: int) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def generate(model: LlamaForCausalLM, problems_N: Tensor, randomness: torch.Generator) -> Rollout:
-    """One scored completion of each problem, at temperature 1 without top-k or top-p.
+    """Return one scored completion of each problem, at temperature 1 without top-k or top-p.
 
     The log-probs kept are those sampled from. Computed again later, by other weights, they would hide the lag.
     """
@@ -129,7 +129,7 @@ def generate(model: LlamaForCausalLM, problems_N: Tensor, randomness: torch.Gene
 
 
 def pass_rate(policy: LlamaForCausalLM, seed: int) -> float:
-    """pass@1 over all problems, 20 samples each at temperature 1: the policy's expected reward, not its best guess."""
+    """Return pass@1 over all problems, 20 samples each at temperature 1: the expected reward, not the best guess."""
     problems_N = torch.arange(len(PROMPTS)).repeat_interleave(20)
     return float(generate(policy, problems_N, stream(seed, "evaluate")).rewards_N.mean())
 
@@ -157,7 +157,7 @@ def loss_of(objective: Objective, rollout: Rollout, credit: Credit, policy_NT: T
 
 
 def drift(rollout: Rollout, proximal_NT: Tensor) -> str:
-    """How far the proximal policy is from the behavior policy, on the completions just trained on."""
+    """Return how far the proximal policy is from the behavior policy, on the completions just trained on."""
     ratios_NT = log_ratios(proximal_NT, rollout.behavior_NT, rollout.mask_NT)
     tv = total_variation(ratios_NT.flatten(), rollout.mask_NT.flatten())
     sequence_BG = ratios_NT.sum(-1).view(B, G)
@@ -166,7 +166,7 @@ def drift(rollout: Rollout, proximal_NT: Tensor) -> str:
 
 
 def train(policy: LlamaForCausalLM, args: argparse.Namespace) -> list[float]:
-    """Algorithm 1. Returns the pass rates of the policy, before the first step and at each report."""
+    """Run Algorithm 1 and return the pass rates of the policy, before the first step and at each report."""
     objective = PRESETS[args.objective].objective
     optimizer = AdamW(policy.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     behavior, version = copy.deepcopy(policy), 0
@@ -217,7 +217,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     parser.add_argument("--pretrain-steps", type=positive, default=800)
     args = parser.parse_args(argv)
 
-    torch.set_num_threads(1)  # matrices this small gain little from a second core, which others may be using
+    torch.set_num_threads(1)  # a second core does not speed up matrices this small
     start = time.monotonic()
     policy = pretrain(args.pretrain_steps, args.seed)
     print(f"pre-trained in {time.monotonic() - start:.0f} s", flush=True)

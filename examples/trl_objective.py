@@ -1,11 +1,11 @@
-"""Any objective of offbeat inside TRL's GRPOTrainer: what is generated and scored stays TRL's, the loss is ours.
+"""Use any objective of offbeat in TRL's GRPOTrainer: TRL generates and scores, offbeat computes the loss.
 
     python examples/trl_objective.py                        10 steps on CPU with rec-oneside-nois
     python examples/trl_objective.py --preset red-weight
 
-A tiny Llama of random weights is paid for every 7 it writes. `ObjectiveTrainer` is what to take home: give it what
-you give to GRPOTrainer, and a preset. Of GRPOConfig, `loss_type`, `scale_rewards` and the clip settings are not read
-any more; `beta` is, as the coefficient of the KL term.
+A tiny Llama with random weights gets a reward for every 7 it generates. Copy `ObjectiveTrainer` into your project: it
+takes the arguments of GRPOTrainer and a preset. It ignores `loss_type`, `scale_rewards` and the clip settings of
+GRPOConfig; `beta` is the coefficient of the KL term. Needs `pip install trl==1.16.0`.
 """
 
 import argparse
@@ -35,17 +35,17 @@ class ObjectiveTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes without 
         self.objective = ObjectiveConfig(preset=preset, kl_coefficient=self.beta).resolve()
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
-        self._rewards = super()._calculate_rewards(*args)  # of all processes; TRL hands on advantages alone
+        self._rewards = super()._calculate_rewards(*args)  # of all processes; TRL passes only advantages on
         return torch.as_tensor(self._rewards)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """TRL's batch, with credit by our objective; TRL shuffles and splits our rows together with its own."""
+        """Add the objective's credit to TRL's batch; TRL shuffles and splits it together with its own rows."""
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
         gather = self.accelerator.gather
         size = self.num_generations if self.model.training else self.num_generations_eval
         mask_NT = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
         rewards_BG = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(1).view(-1, size)
-        scored_BG = ~self._rewards.isnan().all(1).view(-1, size)  # None from every reward function: absent, not 0
+        scored_BG = ~self._rewards.isnan().all(1).view(-1, size)  # None from every reward function: unscored, not 0
         seeds = [derive(self.args.seed, "group", self.state.global_step, group) for group in range(len(rewards_BG))]
         lengths_BG = gather(mask_NT.sum(-1)).view(-1, size)
         credit = assign_credit(self.objective, rewards_BG, scored_BG, lengths_BG, group_seeds=seeds)
@@ -60,8 +60,8 @@ class ObjectiveTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes without 
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
         completion = inputs["completion_ids"].size(1)
         policy_NT = self._get_per_token_logps_and_entropies(model, ids, attention, completion)[0]
-        proximal_NT = inputs.get("old_per_token_logps", policy_NT.detach())  # TRL leaves it out where they are equal
-        behavior_NT = inputs.get("sampling_per_token_logps", proximal_NT)  # vLLM's own, where vLLM generated
+        proximal_NT = inputs.get("old_per_token_logps", policy_NT.detach())  # TRL omits it if they are equal
+        behavior_NT = inputs.get("sampling_per_token_logps", proximal_NT)  # vLLM's own, if vLLM generated
         streams = Streams(
             policy_NT=policy_NT,
             behavior_NT=torch.where(behavior_NT.isnan(), proximal_NT, behavior_NT),
@@ -80,12 +80,12 @@ class ObjectiveTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes without 
 
 
 def sevens(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """The share of 7 among the tokens of each completion."""
+    """Return the share of 7 among the tokens of each completion."""
     return [ids.count(7) / len(ids) for ids in completion_ids]
 
 
 def tiny_llama() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Random weights, and a tokenizer whose token ids are its words."""
+    """Return a model with random weights and a tokenizer whose words are its token ids."""
     torch.manual_seed(0)
     words = {"<pad>": 0, "<end>": 1, **{str(number): number for number in range(2, 24)}}
     tokenizer = PreTrainedTokenizerFast(
@@ -97,7 +97,7 @@ def tiny_llama() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
 
 
 def main(arguments: list[str] | None = None) -> list[float]:
-    """Train, and return the mean reward of every batch that was generated."""
+    """Train and return the mean reward of every generated batch."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--preset", default="rec-oneside-nois")
     options.add_argument("--steps", type=int, default=10)
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
             max_steps=args.steps,
             per_device_train_batch_size=16,
             gradient_accumulation_steps=2,
-            num_iterations=2,  # every batch is used twice, so log-probs of its author are kept
+            num_iterations=2,  # every batch is used twice, so TRL keeps the behavior log-probs
             num_generations=8,
             max_completion_length=8,
             learning_rate=2e-2,

@@ -31,7 +31,7 @@ def test_quickstart_trains_a_model_off_policy_and_writes_a_report(tmp_path: Path
     steps = [event for event in read(tmp_path / "mine" / "run" / "events.jsonl") if event["kind"] == EventKind.STEP]
     assert max(lag for event in steps for lag in event["lags"]) == 9
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=600)
-    assert again.returncode == 2 and "or choose another with --out" in again.stderr
+    assert again.returncode == 2 and "or choose another directory with --out" in again.stderr
 
 
 def test_the_written_configuration_passes_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
