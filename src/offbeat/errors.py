@@ -194,7 +194,7 @@ class RunError(OffbeatError, RuntimeError):
 
 
 class RunStopped(OffbeatError, RuntimeError):
-    """The run ended before its last step. A checkpoint was saved."""
+    """The run ended before its last step. `resume` continues from the newest checkpoint."""
 
 
 class WaitExpired(OffbeatError, RuntimeError):
