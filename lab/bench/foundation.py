@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from lab.figures import ROOT, Figure, command_parser, record
+from lab.figures import ROOT, Figure, command_parser, commit, record
 from lab.fixtures.pytest_runs import run_tests
 from offbeat.objective.presets import PRESETS
 
@@ -98,7 +98,7 @@ def minimal() -> bool:
 
 def install() -> bool:
     """Rows foundation.6.*."""
-    home = Path(tempfile.mkdtemp())
+    home, cloned = Path(tempfile.mkdtemp()), commit()  # the repository may move on during the run
     clone = home / "offbeat"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     venv = home / "light"
@@ -140,7 +140,7 @@ def install() -> bool:
             "minutes",
             done.returncode == 0 and minutes < 45,
             1,
-            "installation included; packages come from a nearby cache",
+            f"clone of {cloned}; installation included; packages come from a nearby cache",
         ),
     )
 
