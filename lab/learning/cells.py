@@ -20,13 +20,15 @@ from offbeat.config import Config, parse
 from offbeat.errors import RunStopped
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.build import load_tokenizer
+from offbeat.run.cadence import StepEvidence
 from offbeat.run.directory import RunDirectory
-from offbeat.run.journal import read
+from offbeat.run.evidence import PublishEvidence
+from offbeat.run.journal import Phase, read
 from offbeat.run.learner import LocalLearner
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.trainer.export import export
-from offbeat.types import Group, Json
+from offbeat.types import Group, Json, PublishedDrift
 
 STEPS: Final = 100
 LAST: Final = 5
@@ -49,6 +51,8 @@ class Arm:
     sections: Sections = field(default_factory=dict)
     measured: Callable[[int], bool] = lambda step: False
     """True for the steps whose publish is measured: see `WatchedLearner`."""
+    cost: float | None = None
+    """For `sync.by_cost`: what a publish costs in steps, in simulated seconds."""
 
 
 def fixed(v: int, name: str = "", **sections: Mapping[str, Json]) -> Arm:
@@ -59,6 +63,22 @@ def fixed(v: int, name: str = "", **sections: Mapping[str, Json]) -> Arm:
 def drift(budget: float) -> Arm:
     """Publish when the mean per-token TV exceeds the budget."""
     return Arm(f"drift-{budget:g}", {"sync": {"every": LONGEST, "drift_budget": budget}}, lambda step: True)
+
+
+def by_cost(cost: float) -> Arm:
+    """Publish by cost, if a publish costs as much as so many steps. Nothing else is set."""
+    return Arm(f"cost-{cost:g}", {"sync": {"by_cost": True}}, lambda step: True, cost)
+
+
+@dataclass
+class SimulatedSeconds(PublishEvidence):
+    """Evidence in which a step takes one second and a publish takes `cost` seconds."""
+
+    cost: float = 0.0
+
+    def add_step(self, drift: PublishedDrift, seconds: Mapping[Phase, float]) -> None:
+        self.since.append(StepEvidence(drift, 1.0))
+        self.costs = [self.cost]
 
 
 def preset(name: str, v: int) -> Arm:
@@ -78,6 +98,8 @@ class Cell:
     rate: float
     seed: int
     steps: int = STEPS
+    prompts: int = 16
+    size: int = 8
 
     @property
     def key(self) -> tuple[str, float, int]:
@@ -95,7 +117,8 @@ class Cell:
             "trainer": {"token_budget": 2048, "save_every": 10_000},
         }
         merged = {name: {**shared.get(name, {}), **sections.get(name, {})} for name in [*shared, *sections]}
-        return parse({"seed": self.seed, "steps": self.steps, "prompts_per_step": 16, "group_size": 8, **merged})
+        batch = {"prompts_per_step": self.prompts, "group_size": self.size}
+        return parse({"seed": self.seed, "steps": self.steps, **batch, **merged})
 
 
 class Step(TypedDict):
@@ -126,7 +149,7 @@ def run(cell: Cell) -> Row:
         if cell.arm is OFFLINE_ONLINE:
             ran = _offline_then_online(cell, Path(scratch))
         else:
-            ran = _trained(cell.config(cell.arm.sections), Path(scratch, "run"), cell.arm.measured)
+            ran = _trained(cell.config(cell.arm.sections), Path(scratch, "run"), cell.arm)
     curve = {step: rate for step, rate in ran.watched.curve.items() if step % EVERY == 0}
     return {
         "arm": cell.arm.name,
@@ -137,7 +160,7 @@ def run(cell: Cell) -> Row:
         "curve": {str(step): round(rate, 5) for step, rate in curve.items()},
         "publishes": len(ran.watched.published) - 1,
         "published": ran.watched.published,
-        "drift": [step["metrics"].get("drift_tv_token") for step in ran.steps],
+        "drift": [step["metrics"].get("drift_published") for step in ran.steps],
         "by_lag": _by_lag(ran.steps),
         "groups": sum(min(len(step["lags"]), step["groups"] - step["replayed"]) for step in ran.steps),
         "alarms": ran.alarms,
@@ -146,14 +169,17 @@ def run(cell: Cell) -> Row:
     }
 
 
-def _trained(config: Config, place: Path, measured: Callable[[int], bool] = lambda step: False) -> Ran:
+def _trained(config: Config, place: Path, arm: Arm | None = None) -> Ran:
     """Train a whole run and watch its trainer."""
     directory, watched = RunDirectory(place), list[WatchedLearner]()
 
     def watch(loop: Loop) -> None:
         assert isinstance(loop.learner, LocalLearner)
+        measured = arm.measured if arm else lambda step: False
         watched.append(WatchedLearner(loop.learner.rank, ExactPassRate.of(load_tokenizer(config)), EVERY, measured))
         loop.learner = watched[0]
+        if arm and arm.cost is not None:
+            loop.evidence = SimulatedSeconds(cost=arm.cost)
 
     directory.create(config)
     stopped = ""
@@ -175,7 +201,7 @@ def _offline_then_online(cell: Cell, place: Path) -> Ran:
     log, half = place / "log", replace(cell, steps=cell.steps // 2)
     foreign = replace(half, arm=fixed(10), seed=FOREIGN_SEED + cell.seed)
     _trained(foreign.config(foreign.arm.sections), place / "foreign")
-    _hand_over(RunDirectory(place / "foreign"), log)
+    hand_over(RunDirectory(place / "foreign"), log)
     experience: dict[str, Json] = {"experience": str(log)}
     offline = half.config({"run": {"mode": "offline", **experience}, "sampler": {"mode": "offline"}})
     first = _trained(offline, place / "offline")
@@ -188,7 +214,7 @@ def _offline_then_online(cell: Cell, place: Path) -> Ran:
     return replace(second, steps=first.steps + second.steps, alarms=first.alarms + second.alarms)
 
 
-def _hand_over(source: RunDirectory, to: Path) -> None:
+def hand_over(source: RunDirectory, to: Path) -> None:
     """Copy the groups of a run to another log, with scores and log-probs but without versions."""
     with ExperienceLog.open(source.experience) as theirs, ExperienceLog.open(to, writer="hand over") as ours:
         receipt = ours.append(_foreign(group) for group in theirs.groups())

@@ -10,6 +10,7 @@ CELLS: Final = LEARNING / "cells.jsonl"
 RATES: Final = (2.5e-4, 5e-4, 1e-3)
 TUNING: Final = (101, 102)
 REPORTED: Final = (1, 2, 3, 4, 5)
+MORE_SEEDS: Final = tuple(range(6, 16))
 BUDGETS: Final = (0.05, 0.1)
 """Drift budgets, as mean per-token TV."""
 
@@ -64,7 +65,7 @@ class Row(TypedDict):
     publishes: int
     published: list[Published]
     drift: list[float | None]
-    """By step: the value that the cadence used."""
+    """By step: drift from the version published last, which the cadence uses; None without tokens of that version."""
     by_lag: dict[str, ByLag]
     groups: int
     """Fresh groups that were trained."""

@@ -16,10 +16,12 @@ from typing import Final
 import torch
 
 from lab.figures import command_parser
-from lab.learning.cells import CONCURRENT, OFFLINE_ONLINE, Cell, drift, fixed, preset, run
-from lab.learning.rows import BUDGETS, RATES, REPORTED, TUNING, Key, Row, best_rate, keep, promising, rows
+from lab.learning.cells import CONCURRENT, OFFLINE_ONLINE, Cell, by_cost, drift, fixed, preset, run
+from lab.learning.rows import BUDGETS, MORE_SEEDS, RATES, REPORTED, TUNING, Key, Row, best_rate, keep, promising, rows
 
 PRIMARY: Final = (fixed(1), *(drift(budget) for budget in BUDGETS), fixed(10), CONCURRENT, OFFLINE_ONLINE)
+PROMISED: Final = (drift(BUDGETS[0]), by_cost(0.25))
+"""More seeds of these, so that each rule has enough publishes to compare promised with realized gains."""
 OTHER_V: Final = (fixed(5), fixed(20), fixed(2))
 GATES: Final = (fixed(10), preset("reinforce", 10), preset("rec-oneside-is", 10))
 """With a gate, without a gate, and with a gate and importance sampling: both tuning seeds at every rate."""
@@ -31,6 +33,7 @@ def wanted(done: dict[Key, Row]) -> Iterator[Cell]:
         yield from (Cell(arm, rate, TUNING[0]) for arm in arms for rate in RATES)
         yield from (Cell(arm, rate, TUNING[1]) for arm in arms for rate in promising(arm.name, done))
         yield from (Cell(arm, best_rate(arm.name, done), seed) for seed in REPORTED for arm in arms)
+    yield from (Cell(arm, best_rate("v5", done), seed) for seed in (*REPORTED, *MORE_SEEDS) for arm in PROMISED)
     # The lag of concurrent mode depends on the machine, so its tuning is chance: it also runs at the rate of v = 1.
     yield from (Cell(CONCURRENT, best_rate("v1", done), seed) for seed in REPORTED)
     yield from (Cell(preset("reinforce", 1), rate, TUNING[0]) for rate in RATES)

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lab.learning.rows import Promised, Published
 from lab.learning.task import task
-from offbeat.objective.bound import PAPER_FACTOR, TIGHT_FACTOR, group_bounds, predicted_gain
+from offbeat.objective.bound import PAPER_FACTOR, TIGHT_FACTOR, group_bounds, normalized_gain, predicted_gain
 from offbeat.run.learner import LocalLearner
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.trainer.trainer import RefusedBatch, Trained
-from offbeat.types import UNKNOWN, Group, Json, Score
+from offbeat.types import UNKNOWN, Group, Json, Score, StepContext
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def promised(model: PreTrainedModel, groups: Sequence[Group], realised_P: Tensor
     scored, none = torch.ones_like(rewards, dtype=torch.bool), torch.zeros_like(ratios)
     return {
         "gain": estimate(predicted_gain(rewards, scored, ratios)),
-        "normalised": estimate((ratios.softmax(-1) * rewards).sum(-1) - rewards.mean(-1)),
+        "normalised": estimate(normalized_gain(rewards, scored, ratios)),
         "bound_paper": estimate(group_bounds(rewards, scored, ratios, none, PAPER_FACTOR)),
         "bound_tight": estimate(group_bounds(rewards, scored, ratios, none, TIGHT_FACTOR)),
         "realised": estimate(realised_P),
@@ -114,10 +114,10 @@ class WatchedLearner(LocalLearner):
             self.curve[self.step] = float(self._now.mean())
         return self._now
 
-    async def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
+    async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
         self._batch = groups if self.measured(self.step + 1) else ()
         self._unseen = self._promise() if self._batch else None
-        done = await super().train(groups)
+        done = await super().train(groups, context)
         if self.step % self.every == 0:
             self._rates()
         return done

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from offbeat.experience.feedback import LateScore, merge
-from offbeat.experience.index import NO_VERSION, Columns
+from offbeat.experience.index import NO_VERSION, Columns, prompt_key
 from offbeat.experience.ledger import Ledger, LedgerEvent, settle
 from offbeat.experience.log import Receipt
 from offbeat.experience.quarantine import QuarantineEntry, refused
@@ -97,6 +97,7 @@ class MemoryLog:
             "reward_mean": [mean or 0.0 for _, mean, _ in figures],
             "reward_std": [std or 0.0 for _, _, std in figures],
             "tokens": [sum(len(one.token_ids) for one in group.completions) for group in groups],
+            "prompt": [prompt_key(group.prompt.task, group.prompt.id) for group in groups],
         }
         return Columns(**columns), now
 

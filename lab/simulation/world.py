@@ -26,15 +26,27 @@ from offbeat.rollout.generation import GroupMaker
 from offbeat.rollout.prompt_leases import PromptLease, PromptLeases
 from offbeat.rollout.worker import Pace, Worker
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission
-from offbeat.run.cadence import Cadence, Drift, Fixed
+from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
 from offbeat.run.desk import Desk
+from offbeat.run.evidence import PublishEvidence
 from offbeat.run.fleet import Fleet
 from offbeat.run.health import Health
 from offbeat.run.journal import MemoryJournal, Stopwatch
 from offbeat.run.loop import Loop
 from offbeat.run.protocols import RunPlan
 from offbeat.trainer.trainer import RefusedBatch, Trained
-from offbeat.types import UNKNOWN, Completion, Group, Json, Prompt, Score, Unscorable
+from offbeat.types import (
+    UNKNOWN,
+    Completion,
+    Group,
+    GroupDrift,
+    Json,
+    Prompt,
+    PublishedDrift,
+    Score,
+    StepContext,
+    Unscorable,
+)
 from offbeat.weights.probe import Probe
 
 VOCABULARY = 8
@@ -93,7 +105,7 @@ class World:
         self.faults = FaultRates.of(rng)
         self.steps, self.batch = rng.randint(3, 10), rng.randint(1, 5)
         every = rng.randint(1, 4)
-        cadences: list[Cadence] = [Fixed(every), Drift(0.3, 1, every)]
+        cadences: list[Cadence] = [Fixed(every), Drift(0.3, 1, every), Cost(1, every)]
         self.cadence = rng.choice(cadences)
         self.max_lag = every - 1 + rng.randint(0, 4)
         self.replay = rng.random() < 0.3 and self.batch > 1  # a batch needs room for fresh groups, too
@@ -101,6 +113,12 @@ class World:
         self.fresh = self.batch - max(1, round(0.5 * self.batch)) if self.replay else self.batch
         self.concurrent = rng.random() < 0.8
         self.workers = rng.randint(1, 3)
+        self.updates = rng.randint(1, 3)
+        self.retire_age = self.max_lag + rng.randint(0, 6)
+        self.retire_drift = rng.choice([None, 0.5])
+        self.past_limit: set[str] = set()
+        """Groups whose measured drift was beyond the limit when they were last trained on, or that were refused."""
+        self.saved_past_limit: set[str] = set()
 
     # The methods of a weight log.
     def newest(self) -> int | None:
@@ -125,25 +143,37 @@ class Learner:
     async def finish(self) -> None:
         """Saving takes no time, so nothing is left to wait for."""
 
-    async def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
+    async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
         world, rng = self._world, self._world.rng
         if not 0 < len(groups) <= world.batch or len({group.id for group in groups}) < len(groups):
             raise Broken(f"a batch of {len(groups)} groups, or one with a group twice; allowed are 1 to {world.batch}")
         for group in groups:
             lag = self.step - (group.oldest_version if group.oldest_version is not None else self.step)
-            if not 0 <= lag <= world.max_lag or not group.scored:
-                raise Broken(f"group {group.id} of lag {lag}, allowed are 0 to {world.max_lag}")
+            limit = world.retire_age if group.id in context.replayed else world.max_lag
+            if not 0 <= lag <= limit or not group.scored:
+                raise Broken(f"group {group.id} of lag {lag}, allowed are 0 to {limit}")
+            if group.id in world.past_limit:
+                raise Broken(f"group {group.id} is trained on again although its drift was beyond the limit")
         await asyncio.sleep(rng.expovariate(1.0))
         if rng.random() < world.faults.nothing_to_teach:
             raise NoGradient("scripted")
+        faulty, refused_update = rng.choice(groups).id, 0
         if rng.random() < world.faults.refusal:
-            return RefusedBatch({rng.choice(groups).id: "not finite"})
+            refused_update = rng.randint(1, world.updates)
+        if refused_update == 1:
+            return RefusedBatch({faulty: "not finite"})
+        # An update after the first one is refused: the step ends with the updates before it.
+        refused = {faulty: "not finite"} if refused_update else {}
         self.step += 1
-        world.trained.update(group.id for group in groups)
-        metrics = {"drift_tv_token": rng.random(), "reward_mean": 0.5}
-        return Trained(
-            self.step, 1, tuple(group.id for group in groups), (), (), metrics.get("drift_tv_token"), metrics, {}
-        )
+        ids = tuple(group.id for group in groups)
+        world.trained.update(ids)
+        drift = {one: GroupDrift(rng.random(), rng.random()) for one in ids}
+        if world.retire_drift is not None:
+            world.past_limit |= {one for one, found in drift.items() if found.tv > world.retire_drift}
+        world.past_limit |= refused.keys()
+        updates = refused_update - 1 if refused else world.updates
+        published = PublishedDrift(tokens=rng.choice([0, 100, 400]), tv=rng.random(), wasted=rng.random())
+        return Trained(self.step, updates, ids, (), (), published, drift, {"reward_mean": 0.5}, {}, refused)
 
     async def publish(self, version: int) -> Mapping[str, Json]:
         self._world.versions[:] = [one for one in self._world.versions if one < version] + [version]
@@ -151,6 +181,7 @@ class Learner:
 
     async def save(self, state: Mapping[str, Json]) -> None:
         self._world.saved = json.loads(json.dumps(state))
+        self._world.saved_past_limit = set(self._world.past_limit)
         self._world.saved_step = self.step
 
 
@@ -254,8 +285,15 @@ def build(world: World) -> Loop:
     leases = PromptLeases(
         lambda place: Prompt(f"p{place}", np.array([place % 8]), "t"), name="r", seed=world.seed, seconds=100
     )
-    sampler = Sampler(world.mode, SamplerLimits(world.batch, world.max_lag, drop_zero_variance=True), world.seed)
-    cursor, published = None, -1
+    limits = SamplerLimits(
+        world.batch,
+        world.max_lag,
+        drop_zero_variance=True,
+        retire_drift=world.retire_drift,
+        retire_age=world.retire_age,
+    )
+    sampler = Sampler(world.mode, limits, world.seed)
+    cursor, published, evidence = None, -1, PublishEvidence()
     if world.saved is not None:
         state = world.saved
         cursor = Snapshot.from_json(state["snapshot"])  # type: ignore[arg-type]
@@ -263,7 +301,9 @@ def build(world: World) -> Loop:
         sampler.restore(state["sampler"])  # type: ignore[arg-type]
         leases.restore(state["desk"])  # type: ignore[arg-type]
         published = int(state["published"])  # type: ignore[arg-type]
+        evidence = PublishEvidence.restore(state["evidence"])  # type: ignore[arg-type]
         world.versions[:] = [one for one in world.versions if one <= published]
+    world.past_limit = set(world.saved_past_limit)
     desk = Desk(leases, admission, clock)
     plan = RunPlan(
         world.steps,
@@ -278,5 +318,5 @@ def build(world: World) -> Loop:
     fleet = Fleet(lambda name: Member(name, world, desk), names, desk, world.journal, fruitless=20)
     return Loop(
         plan, world.log, sampler, desk, admission, fleet, Learner(world), world.cadence, world.journal, Health(()),
-        Stopwatch(clock), clock, published=published, cursor=cursor,
+        Stopwatch(clock), clock, published=published, evidence=evidence, cursor=cursor,
     )  # fmt: skip

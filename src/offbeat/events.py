@@ -80,7 +80,8 @@ EVENTS: Final = {
         trouble=True,
     ),
     EventKind.STEP: EventSpec(
-        "a batch was trained: every metric, drift and gates by lag, lags, rewards by version, seconds by phase so far",
+        "a batch was trained: every metric, drift and gates by lag; how many groups were trained, how many of them are "
+        "replays, their lags, groups retired by cause; rewards by version, seconds by phase so far",
         routine=True,
     ),
     EventKind.WAITING: EventSpec(
@@ -89,7 +90,7 @@ EVENTS: Final = {
         trouble=True,
     ),
     EventKind.PUBLISHED: EventSpec(
-        "a version is in the weight log; `why` is first, period or drift", routine=True
+        "a version is in the weight log; `why` is first, period, drift, cost or longest", routine=True
     ),
     EventKind.EVALUATED: EventSpec("pass rates with confidence intervals, always on the same prompts", routine=True),
     EventKind.NO_GRADIENT: EventSpec(

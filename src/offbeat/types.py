@@ -1,11 +1,11 @@
-"""The data that parts exchange: prompts, completions, groups and their scores; and the rules for valid values.
+"""The data that parts exchange: prompts, completions, groups, their scores, drift; and the rules for valid values.
 
 The classes freeze their contents and check nothing. The functions at the end say which token ids, log-probs and rewards
 are valid; the experience log applies them when a group is appended, the trainer before it trains on one.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from numbers import Real
@@ -191,6 +191,51 @@ class Group(_ByValue):
     def scored(self) -> bool:
         """True if every completion has a `Score` or is `Unscorable`."""
         return all(completion.score is not None for completion in self.completions)
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a run knows about a batch beyond its groups. Your own loop can leave all of it out.
+
+    >>> StepContext(published=12, replayed=frozenset({"g7"})).published
+    12
+    """
+
+    published: int | None = None
+    """The version published last: drift is measured on the fresh tokens that it wrote."""
+    replayed: Set[str] = frozenset()
+    """Ids of the groups that were drawn from the past."""
+    priors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """For shrunk advantages, by group id: right and wrong answers to its prompt in earlier groups, discounted."""
+
+
+@dataclass(frozen=True)
+class PublishedDrift:
+    """How far the policy is from the version published last, on the fresh tokens of that version in one batch.
+
+    >>> PublishedDrift(tokens=384, tv=0.04, wasted=0.1).tv
+    0.04
+    """
+
+    tokens: int = 0
+    """Tokens with known log-probs behind the numbers. With 0 tokens, `tv` is 0 and says nothing."""
+    tv: float = 0.0
+    """Mean of (1 - π_k/α)₊ over these tokens: unbiased for the total variation, and at most 1."""
+    wasted: float = 0.0
+    """The share of the batch's gradient that the gate stopped because the policy has moved on from this version.
+
+    Only tokens that the policy has moved along their advantage count, in the numerator and below: the gate cannot stop
+    the others, and their pull goes against what was learned."""
+
+
+@dataclass(frozen=True)
+class GroupDrift:
+    """How far the policy is from the one that wrote a group. The group's forward pass gives it at no extra cost."""
+
+    tv: float
+    """Mean of (1 - π_k/α)₊ over the group's trained tokens with known log-probs."""
+    ess: float
+    """(Σρ)²/(n·Σρ²) over its completions, with sequence ratios ρ = π_k/α: 1 if all count equally."""
 
 
 def outside_vocabulary(token_ids: NDArray[np.int32], vocab_size: int | None) -> NDArray[np.int32]:

@@ -22,7 +22,7 @@ def problems(data: dict[str, Any]) -> list[str]:
 def test_defaults_are_valid_and_have_a_plan() -> None:
     assert parse({}).plan == "32 prompts × 8 = 256 completions a step → 1 update; sync every step: lag 0"
     assert parse({"updates_per_batch": 4, "sync": {"every": 2}}).plan.endswith(
-        "→ 4 updates; sync every 2 steps: lag 0 to 1"
+        "→ 4 updates; sync every 2 steps: lag 0 to 1, in updates up to 7"
     )
 
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from offbeat.experience.index import NO_VERSION, Columns, Index
 from offbeat.experience.modes import Fresh, Mode, Offline, Priority, Replay
-from offbeat.experience.sampler import Draw, Dropped, Sampler, SamplerLimits, Waiting
+from offbeat.experience.priors import PromptPriors
+from offbeat.experience.sampler import Draw, Dropped, Retired, Sampler, SamplerLimits, Waiting
+from offbeat.types import GroupDrift
 
 
 def rows(first: int, versions: list[int], **columns: list[float]) -> Columns:
@@ -156,10 +158,20 @@ class TestReplay:
         assert max(uses.values()) == 2
 
     def test_closes_a_past_group_that_lags_too_far_without_calling_it_expired(self):
-        sampler = fed(Replay(share=0.5, reuse_budget=99), SamplerLimits(batch=2, max_lag=1), rows(0, [0, 0, 2, 2]))
+        limits = SamplerLimits(batch=2, max_lag=1, retire_age=1)
+        sampler = fed(Replay(share=0.5, reuse_budget=99), limits, rows(0, [0, 0, 2, 2]))
         assert batch(sampler, 0) == (0, 1)
         draw = sampler.draw(2)
         assert draw.ordinals == (2, 3) and draw.dropped == ()
+        assert draw.retired == (Retired(0, "age"), Retired(1, "age"))
+
+    def test_the_lag_limit_is_for_fresh_groups_only(self):
+        sampler = fed(Replay(share=0.5, reuse_budget=4), SamplerLimits(batch=2, max_lag=0), rows(0, [0, 0]))
+        assert batch(sampler, 0) == (0, 1)
+        for k in range(1, 4):
+            sampler.feed(rows(k + 1, [k]))
+            draw = sampler.draw(k)
+            assert draw.ordinals[0] == k + 1 and draw.replayed == (False, True)
 
     def test_draws_differently_at_every_step(self):
         mode = Replay(share=1.0, reuse_budget=99, priority=Priority(0, 0, 0, 0))
@@ -245,16 +257,21 @@ class Script:
     limits: SamplerLimits
     feeds: list[Columns]
 
+    def make(self) -> Sampler:
+        return Sampler(self.mode, self.limits, seed=11, priors=PromptPriors(halflife=3))
+
     def play(self, kill_after: set[int]) -> list[Draw | Waiting]:
         """Draw once after each feed. After each step in `kill_after`, only the log and the JSON state survive."""
-        sampler = Sampler(self.mode, self.limits, seed=11)
+        sampler = self.make()
         seen = []
         for k, columns in enumerate(self.feeds):
             sampler.feed(columns)
             seen.append(sampler.draw(k))
+            if isinstance(seen[-1], Draw):
+                sampler.measured({one: GroupDrift((one * k) % 7 / 7, 1.0) for one in seen[-1].ordinals})
             if k in kill_after:
                 state = json.dumps(sampler.state())
-                sampler = Sampler(self.mode, self.limits, seed=11)
+                sampler = self.make()
                 for earlier in self.feeds[: k + 1]:
                     sampler.feed(earlier)
                 sampler.restore(json.loads(state))
@@ -275,14 +292,23 @@ def scripts(draw: st.DrawFn) -> Script:
         n = draw(st.integers(0, 6))
         versions = draw(st.lists(st.sampled_from([NO_VERSION, k, k - 1, k - 2, 0]), min_size=n, max_size=n))
         ripe = draw(st.lists(st.booleans(), min_size=n, max_size=n))
-        feed = rows(first, [max(v, NO_VERSION) for v in versions], ripe=ripe, scored=[8 * r for r in ripe])
+        prompts = [one % 3 for one in range(n)]
+        feed = rows(
+            first, [max(v, NO_VERSION) for v in versions], ripe=ripe, scored=[8 * r for r in ripe], prompt=prompts
+        )
         feeds.append(feed)
         first += n
         late = np.flatnonzero(~feed.ripe)
         if len(late) and draw(st.booleans()):
             columns = rows(int(feed.ordinal[late[0]]), [int(feed.oldest_version[late[0]])], reward_std=[0.2])
             feeds.append(columns)
-    limits = draw(st.builds(SamplerLimits, st.integers(1, 4), st.none() | st.integers(0, 4), st.booleans()))
+    limits = SamplerLimits(
+        draw(st.integers(1, 4)),
+        draw(st.none() | st.integers(0, 4)),
+        draw(st.booleans()),
+        retire_drift=draw(st.none() | st.just(0.5)),
+        retire_age=draw(st.none() | st.integers(0, 6)),
+    )
     return Script(draw(modes), limits, feeds)
 
 
@@ -339,7 +365,9 @@ class TestEveryMode:
             for ordinal, lag in zip(found.ordinals, found.lags, strict=True):
                 version = int(index.columns.oldest_version[ordinal])
                 assert lag == (None if version == NO_VERSION else k - version)
-                assert lag is None or script.limits.max_lag is None or lag <= script.limits.max_lag
+                fresh = ordinal not in uses
+                assert not fresh or lag is None or script.limits.max_lag is None or lag <= script.limits.max_lag
+                assert fresh or lag is None or script.limits.retire_age is None or lag <= script.limits.retire_age
                 assert index.columns.ripe[ordinal] and ordinal not in dropped
                 assert k - last.get(ordinal, -99) > script.mode.cooldown
                 last[ordinal] = k

@@ -271,11 +271,11 @@ def test_balancing_temperature_balances_the_push() -> None:
     assert balancing_temperature(centred, torch.tensor([1, 900, 900, 900])) == 0.8, "cannot be balanced"
 
 
-def test_predicted_gain_of_the_exact_sampler_is_the_true_gain() -> None:
-    """A group that contains each answer in α's proportions predicts J(π) - J(α) without error."""
+def test_predicted_gain_is_the_true_gain_on_average_over_all_groups() -> None:
+    """The mean over all groups of three, each with its probability under α, is J(π) - J(α)."""
     alpha = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     pi = torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)
     rewards = torch.tensor([0.0, 1.0, 0.5], dtype=torch.float64)
-    arms = torch.tensor([0, 0, 1, 2])
-    gain = predicted_gain(rewards[arms][None], torch.ones(1, 4, dtype=torch.bool), (pi / alpha).log()[arms][None])
-    assert float(gain) == pytest.approx(float((pi - alpha) @ rewards))
+    arms = torch.cartesian_prod(*[torch.arange(3)] * 3)
+    gains = predicted_gain(rewards[arms], torch.ones_like(arms, dtype=torch.bool), (pi / alpha).log()[arms])
+    assert float(alpha[arms].prod(-1) @ gains) == pytest.approx(float((pi - alpha) @ rewards))

@@ -68,7 +68,8 @@ def test_all_problems_come_at_once_each_with_its_line(places: Path, tmp_path: Pa
 
 
 def test_the_default_of_a_faulty_setting_causes_no_second_message(places: Path, tmp_path: Path) -> None:
-    text = f"[sync]\nevery = 'ten'\nat_least = 5\n[model]\npath = '{places}/good'\n[engine]\nkind = 'hf'\n"
+    text = "[sync]\nevery = 'ten'\nat_least = 5\ndrift_budget = 0.1\n"
+    text += f"[model]\npath = '{places}/good'\n[engine]\nkind = 'hf'\n"
     [line] = problems(text + "[sampling]\nmax_tokens = 8", tmp_path)
     assert "sync.every = 'ten'" in line
 

@@ -8,7 +8,7 @@ import pytest
 from lab.simulation import virtual_time
 from lab.simulation.run import check_schedule
 from lab.simulation.world import Broken, FaultRates, Learner, World, build
-from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
+from offbeat.types import Completion, Group, Prompt, Score, StepContext, VersionSpan
 
 
 @pytest.mark.parametrize("seed", range(20_000, 20_016))
@@ -57,4 +57,4 @@ def test_the_checks_of_the_simulation_can_fail() -> None:
     learner.step = world.max_lag + 1
     answer = Completion("g/0", np.array([2]), np.array([-0.5]), (VersionSpan(0, 0, 1),), score=Score(1.0))
     with pytest.raises(Broken, match="of lag"):
-        virtual_time.run(learner.train([Group("g", Prompt("p", np.array([1]), "t"), (answer,))]))
+        virtual_time.run(learner.train([Group("g", Prompt("p", np.array([1]), "t"), (answer,))], StepContext()))

@@ -34,6 +34,7 @@ def test_every_metric_of_a_run_is_declared_and_every_declared_one_is_emitted(tmp
     asked: Config = config(
         tmp_path / "model",
         steps=3,
+        updates_per_batch=2,
         sync={"every": 2},
         evaluation={"every": 1, "prompts": 4},
         objective={"preset": "rec-oneside-nois", "zero_variance_mask": False, "kl_coefficient": 0.01},

@@ -14,7 +14,7 @@ from offbeat.objective.spec import Need
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
 from offbeat.trainer.trainer import RefusedBatch, StepSettings, Trained, Trainer
-from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, Unscorable, VersionSpan
+from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, StepContext, Unscorable, VersionSpan
 from tests.trainer.small import VOCABULARY, a_llama
 
 BUDGET = 48
@@ -70,9 +70,9 @@ def test_no_batch_breaks_the_policy(batch: tuple[Group, ...], preset: str, updat
         MasterAdamW(policy_model, OptimizerSettings(Schedule(1e-2))),
         StepSettings(objective, updates, BUDGET, length_limit=12),
     )
-    prior_B2 = torch.ones(len(batch), 2, dtype=torch.float64)
+    context = StepContext(published=0, priors={group.id: (1.0, 1.0) for group in batch})
     try:
-        outcome = trainer.train(list(batch), prior_B2=prior_B2)
+        outcome = trainer.train(list(batch), context)
     except NoGradient as nothing:
         assert "0 tokens had gradient" in str(nothing)
         outcome = None

@@ -14,7 +14,17 @@ from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.measures import Measures, measure
 from offbeat.trainer.trainer import Trained
-from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, VersionSpan
+from offbeat.types import (
+    UNKNOWN,
+    Completion,
+    Group,
+    GroupDrift,
+    Prompt,
+    PublishedDrift,
+    Score,
+    StepContext,
+    VersionSpan,
+)
 
 CPU = torch.device("cpu")
 
@@ -36,9 +46,11 @@ def measured(
     step: int = 10,
     gated: bool = True,
     passed: bool = True,
+    updates: int = 2,
+    context: StepContext | None = None,
 ) -> Measures:
     """Measure one micro-batch and two updates. The second multiplies ratios by `later` and the gate by `passed`."""
-    batch = assemble_batch(groups, Objective(), step=step)
+    batch = assemble_batch(groups, Objective(), step=step, context=context)
     [plan] = plan_micro_batches(batch.trimmed, 999, shared_prefix=True)
     part = to_tensors(batch, build_micro_batch(plan, batch.trimmed), counted=True, device=CPU)
     values = torch.tensor([ratios[g][c] for g, c in plan.completions])
@@ -47,7 +59,7 @@ def measured(
     part.passes += [
         ForwardPass(first, entropies, part.mask_NT),
         ForwardPass(second, entropies, part.mask_NT & passed),
-    ]
+    ][:updates]
     return measure(batch, [part], gated=gated, ranks=Ranks())
 
 
@@ -75,13 +87,26 @@ class TestByHand:
     def test_predicted_gain_and_bounds_look_at_the_last_update(self) -> None:
         figures = self.of(later=1.1).overall
         right, wrong = 1.5 * 1.21, 0.5 * 1.21
-        assert figures["predicted_gain"] == pytest.approx((right * 0.5 - wrong * 0.5) / 2, rel=1e-5)
+        assert figures["predicted_gain_plain"] == pytest.approx(2 * (right * 0.5 - wrong * 0.5) / 2, rel=1e-5)
+        assert figures["predicted_gain"] == pytest.approx(2 * (right / (right + wrong) - 0.5), rel=1e-5)
         sigma = math.sqrt(0.25 + 1e-4)
         surrogate = (right - wrong) * 0.5 / sigma / 2
-        tv_policy, tv_proximal = (abs(right - 1) + abs(wrong - 1)) / 4, 0.25
+        tv_policy, tv_proximal = (1 - wrong) / 2, 0.5 / 2
         penalty = (1 - sigma) / sigma * tv_policy + tv_proximal
         assert figures["bound_tight"] == pytest.approx(surrogate - penalty, rel=1e-4)
         assert figures["bound_paper"] == pytest.approx(surrogate - 2 * penalty, rel=1e-4)
+
+    def test_with_one_update_there_is_no_bound_because_it_could_promise_nothing(self) -> None:
+        assert not {"bound_paper", "bound_tight"} & self.of(updates=1).overall.keys()
+
+    def test_groups_without_contrast_count_in_the_predicted_gain(self) -> None:
+        """Two groups of eight have contrast: 0.0252 and not 0.1007, as the mean over those two alone would be."""
+        ratios = [[1.2, 1.0], [1.0, 1.0]]
+        moved = [a_pair(f"g{i}", 10, ratios) for i in range(2)]
+        still = [equal(a_pair(f"s{i}", 10, ratios)) for i in range(6)]
+        alone, together = (measured(groups, [ratios] * 2).overall for groups in (moved, [*moved, *still]))
+        assert together["predicted_gain"] == pytest.approx(alone["predicted_gain"] / 4, rel=1e-6)
+        assert together["predicted_gain_plain"] == pytest.approx(alone["predicted_gain_plain"] / 4, rel=1e-6)
 
     def test_gates_count_updates_by_sign(self) -> None:
         figures = self.of(passed=False).overall
@@ -107,13 +132,13 @@ class TestByHand:
 
 class TestByLag:
     def test_tokens_and_groups_fall_into_the_bucket_of_their_lag(self) -> None:
-        still, far = [[1.0, 1.0], [1.0, 1.0]], [[3.0, 1.0], [1.0, 1.0]]
+        still, far = [[1.0, 1.0], [1.0, 1.0]], [[0.4, 1.0], [1.0, 1.0]]
         found = measured([a_pair("a", 10, still), a_pair("b", 4, far), a_pair("c", None, still)], [still, far, still])
         assert list(found.by_lag) == ["0", "4-7", "none"]
         assert found.by_lag["0"]["drift_tv_token"] == 0 and found.by_lag["0"]["ess"] == 1
-        assert found.by_lag["4-7"]["drift_tv_token"] == pytest.approx(0.25)
+        assert found.by_lag["4-7"]["drift_tv_token"] == pytest.approx((1 - 0.4) / 4)
         assert found.by_lag["4-7"]["lag"] == 6
-        assert found.by_lag["4-7"]["ess"] == pytest.approx(16 / (2 * 10))
+        assert found.by_lag["4-7"]["ess"] == pytest.approx(1.4**2 / (2 * 1.16))
         assert "lag" not in found.by_lag["none"]
         assert found.overall["lag"] == 3
 
@@ -132,13 +157,70 @@ class TestByLag:
 
 
 def test_answers_without_log_probs_do_not_count_in_drift() -> None:
-    ratios = [[2.0, 1.0], [1.0, 1.0], [9.0, 9.0]]
+    ratios = [[0.5, 1.0], [1.0, 1.0], [0.1, 0.1]]
     group = a_pair("g", 10, ratios)
     foreign = replace(group.completions[2], behavior_logprobs=UNKNOWN, versions=(), source="human")
     found = measured([replace(group, completions=(*group.completions[:2], foreign))], [ratios])
-    assert found.overall["drift_tv_token"] == pytest.approx(0.5 * 1.0 / 4)
-    assert found.overall["drift_tv_sequence"] == pytest.approx(0.5 * 1.0 / 2)
+    assert found.overall["drift_tv_token"] == pytest.approx(0.5 / 4)
+    assert found.overall["drift_tv_sequence"] == pytest.approx(0.5 / 2)
     assert found.overall["trained_tokens"] == 6
+
+
+def equal(group: Group) -> Group:
+    return replace(group, completions=tuple(replace(one, score=Score(1.0)) for one in group.completions))
+
+
+class TestDriftFromTheVersionPublishedLast:
+    NEAR, FAR = ((0.9, 1.0), (1.0, 1.1)), ((0.1, 0.2), (0.3, 0.1))
+
+    def of(self, groups: list[Group], ratios: list, **context: object) -> PublishedDrift:
+        return measured(groups, ratios, context=StepContext(**context)).published  # type: ignore[arg-type]
+
+    def test_counts_only_tokens_that_this_version_wrote(self) -> None:
+        alone = self.of([a_pair("a", 8, self.NEAR)], [self.NEAR], published=8)
+        assert alone.tokens == 4 and alone.tv == pytest.approx(0.1 / 4, rel=1e-5)
+        for version in (None, 3, 9):
+            other = a_pair("b", version, self.FAR)
+            mixed = self.of([a_pair("a", 8, self.NEAR), other], [self.NEAR, self.FAR], published=8)
+            assert mixed.tokens == 4 and abs(mixed.tv - alone.tv) < 1e-12, version
+
+    def test_does_not_count_replayed_groups(self) -> None:
+        groups, ratios = [a_pair("a", 8, self.NEAR), a_pair("b", 8, self.FAR)], [self.NEAR, self.FAR]
+        alone = self.of(groups[:1], ratios[:1], published=8)
+        mixed = self.of(groups, ratios, published=8, replayed=frozenset({"b"}))
+        assert (mixed.tokens, mixed.tv) == (alone.tokens, alone.tv)
+
+    def test_a_completion_of_two_versions_counts_with_the_tokens_of_the_last(self) -> None:
+        group = a_pair("g", 8, self.FAR)
+        spans = (VersionSpan(2, 0, 1), VersionSpan(8, 1, 2))
+        group = replace(group, completions=tuple(replace(c, versions=spans) for c in group.completions))
+        found = self.of([group], [self.FAR], published=8)
+        assert found.tokens == 2 and found.tv == pytest.approx((0.8 + 0.9) / 2, rel=1e-5)
+
+    def test_is_unknown_without_tokens_of_this_version(self) -> None:
+        found = measured([a_pair("a", 3, self.FAR)], [self.FAR], context=StepContext(published=8))
+        assert found.published == PublishedDrift(0, 0.0, 0.0) and "drift_published" not in found.overall
+
+    def test_wasted_is_the_stopped_share_of_what_moved_along_its_advantage(self) -> None:
+        # The right answer moved up and the wrong one down, except for one token that moved against its advantage.
+        ratios = [[1.5, 0.9], [0.5, 1.0]]
+        group = a_pair("a", 8, ratios)
+        found = measured([group], [ratios], passed=False, context=StepContext(published=8)).published
+        assert found.wasted == pytest.approx(0.5), "both tokens that moved along pass one of two updates"
+        half = measured(
+            [group, a_pair("b", 8, ratios)],
+            [ratios, ratios],
+            passed=False,
+            context=StepContext(published=8, replayed=frozenset({"b"})),
+        )
+        assert half.published.wasted == pytest.approx(0.25), "half of the batch's gradient is replayed"
+
+
+def test_each_group_has_its_own_drift_and_effective_sample_size() -> None:
+    near, far = [[1.0, 1.0], [1.0, 1.0]], [[0.5, 1.0], [1.0, 1.0]]
+    found = measured([a_pair("a", 8, near), a_pair("b", None, far)], [near, far]).groups
+    assert found["a"] == GroupDrift(0.0, 1.0)
+    assert found["b"].tv == pytest.approx(0.5 / 4) and found["b"].ess == pytest.approx(1.5**2 / (2 * 1.25))
 
 
 @pytest.mark.parametrize("budget", [24, 40, 999])

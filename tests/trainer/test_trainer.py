@@ -30,7 +30,7 @@ from offbeat.trainer.batch import plan_micro_batches
 from offbeat.trainer.forward import ModelCheck, PolicyModel
 from offbeat.trainer.optimizer import OptimizerSettings, Schedule
 from offbeat.trainer.trainer import Trained, Trainer
-from offbeat.types import Group
+from offbeat.types import Group, StepContext
 
 LENGTH_LIMIT = 9
 
@@ -199,11 +199,12 @@ class TestDeterminism:
 
 def test_shrunk_advantages_use_the_prior_of_the_prompts() -> None:
     objective, groups = Objective(Advantage.SHRUNK), some_groups(1)
-    with pytest.raises(ValueError, match="prior_B2"):
+    with pytest.raises(ValueError, match=r"StepContext\.priors"):
         a_trainer(objective).train(groups)
     norms = []
     for prior in (1.0, 50.0):
-        done = a_trainer(objective).train(groups, prior_B2=torch.tensor([[prior, 1.0]] * len(groups)))
+        context = StepContext(priors={group.id: (prior, 1.0) for group in groups})
+        done = a_trainer(objective).train(groups, context)
         assert isinstance(done, Trained)
         norms.append(done.metrics["grad_norm"])
     assert norms[1] > norms[0]  # a prompt known to be easy has little variance, so a surprise weighs more

@@ -46,7 +46,7 @@ def worker(
     if config.run.mode == "lockstep":
         typer.echo("this run is in lockstep mode: with groups from outside it does not repeat bit for bit", err=True)
     with plain_errors():
-        _serve(config, directory, name, groups, per_version or config.prompts_per_step * (config.largest_lag + 1))
+        _serve(config, directory, name, groups, per_version or config.prompts_per_step * (config.fresh_lag + 1))
 
 
 def _find_run(run: Path, settings: list[str]) -> "tuple[Config, RunDirectory]":

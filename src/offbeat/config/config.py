@@ -8,11 +8,15 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from statistics import fmean
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from offbeat.config.conflicts import conflicts
+from offbeat.config.replays import possible_replays
 from offbeat.config.sections import (
     ClusterConfig,
     EngineConfig,
@@ -32,8 +36,7 @@ from offbeat.config.sections import (
     WorkersConfig,
 )
 from offbeat.errors import ConfigError, suggest_nearest
-from offbeat.objective.presets import PRESETS, Preset
-from offbeat.objective.spec import Need
+from offbeat.objective.presets import PRESETS
 
 
 class Config(Section):
@@ -70,11 +73,44 @@ class Config(Section):
     cluster: ClusterConfig = ClusterConfig()
 
     @property
-    def largest_lag(self) -> int:
-        """The largest lag of a trained group: run.max_lag, or sync.every - 1."""
+    def longest(self) -> int:
+        """v: the number of steps between two publishes, or the largest number if drift or cost decides."""
+        if self.sync.every is not None:
+            return self.sync.every
+        if not self.sync.adaptive:
+            return 1
+        return max(self.sync.at_least, min(100, self.steps_within_limit() + 1))
+
+    @property
+    def fresh_lag(self) -> int:
+        """The largest lag at which a fresh group is trained, in steps: run.max_lag, or v - 1 and the offset."""
         if self.run.max_lag is not None:
             return self.run.max_lag
-        return self.sync.every - 1
+        return self.longest - 1 + self.sync.offset
+
+    @property
+    def retire_age(self) -> int:
+        """The number of steps after which a group is not reused."""
+        if self.sampler.retire_age is not None:
+            return self.sampler.retire_age
+        return min(200, self.steps_within_limit())
+
+    @property
+    def largest_lag(self) -> float:
+        """The largest lag of a trained token, counted in updates; infinite offline, where data may have any age.
+
+        Each of the i updates of a batch moves the policy away from it, so an update counts as a step of lag: a group of
+        lag n is trained at up to (n + 1)·i - 1 updates.
+        """
+        if self.run.mode == "offline":
+            return inf
+        oldest = max(self.fresh_lag, self.retire_age) if self.sampler.mode == "replay" else self.fresh_lag
+        return (oldest + 1) * self.updates_per_batch - 1
+
+    def steps_within_limit(self) -> int:
+        """Return the largest lag in steps that keeps `largest_lag` within the preset's limit; at most 1000."""
+        limit = PRESETS[self.objective.preset].lag_limit
+        return 1000 if limit == inf else max(0, int(limit + 1) // self.updates_per_batch - 1)
 
     @property
     def fresh(self) -> int:
@@ -85,73 +121,56 @@ class Config(Section):
 
     @property
     def plan(self) -> str:
-        """The batch arithmetic and the lag, in words."""
+        """The batch arithmetic, where its groups come from and the lag, in words."""
         updates = "1 update" if self.updates_per_batch == 1 else f"{self.updates_per_batch} updates"
-        steps = "step: lag 0" if self.sync.every == 1 else f"{self.sync.every} steps: lag 0 to {self.largest_lag}"
+        if self.run.mode == "offline":
+            return f"{self.prompts_per_step} groups of the log a step → {updates}; data of any age"
         completions = self.prompts_per_step * self.group_size
-        return (
-            f"{self.prompts_per_step} prompts × {self.group_size} = {completions} completions a step → {updates}; "
-            f"sync every {steps}"
-        )
+        batch = f"{self.prompts_per_step} prompts × {self.group_size} = {completions} completions a step → {updates}"
+        return "; ".join([batch, *self._past, f"sync {self._cadence}: {self._lags}"])
 
-    def problems(self) -> list[str]:
-        """Return the conflicts between sections."""
-        found = self.objective.problems() + self.sync.problems() + self._mode_problems()
-        if self.optimizer.warmup_steps > self.steps:
-            found.append(
-                f"optimizer.warmup_steps = {self.optimizer.warmup_steps}: the run ends before the warm-up, at steps = "
-                f"{self.steps}; set at most {self.steps}"
-            )
-        if self.run.max_lag is not None and self.run.max_lag < self.sync.every - 1:
-            found.append(
-                f"run.max_lag = {self.run.max_lag}: with sync.every = {self.sync.every} workers could not generate "
-                f"between two publishes; set at least {self.sync.every - 1}"
-            )
-        if self.trainer.ranks > 1 and self.run.place == "local":
-            found.append(f"trainer.ranks = {self.trainer.ranks}: a local run has one rank; set run.place = 'ray'")
-        preset, objective = PRESETS[self.objective.preset], self.objective.resolve()
-        if self.sampling.truncated and Need.BEHAVIOR in objective.needs:
-            found.append(
-                f"sampling.top_p = {self.sampling.top_p}, top_k = {self.sampling.top_k}: {preset.name!r} needs "
-                "the log-probs of the whole distribution, which truncation changes; set top_p = 1.0 and top_k = 0"
-            )
-        if not self.objective.untested_lag and self.largest_lag > preset.lag_limit:
-            found.append(self._lag_problem(preset))
-        if self.reference.refresh_every and Need.REFERENCE not in objective.needs:
-            found.append(
-                f"reference.refresh_every = {self.reference.refresh_every}: no term uses the reference policy; "
-                "set objective.kl_coefficient above 0, or remove reference.refresh_every"
-            )
-        return found
+    @property
+    def _past(self) -> list[str]:
+        if self.sampler.mode != "replay":
+            return []
+        past = self.prompts_per_step - self.fresh
+        return [
+            f"{past} of the {self.prompts_per_step} are groups from the past, used up to {self.sampler.reuse_budget} "
+            f"times and at most {self.retire_age} steps old (on average {self.replayed_share:.0%} of a batch)"
+        ]
 
-    def _mode_problems(self) -> list[str]:
-        found = []
-        if self.run.mode != "offline" and self.sampler.mode == "offline":
-            found.append(
-                f"run.mode = {self.run.mode!r} generates groups, but sampler.mode = 'offline' uses none of them; set "
-                "run.mode = 'offline', or sampler.mode = 'fresh'"
-            )
-        if self.run.mode == "offline" and self.sampler.mode != "offline":
-            found.append(f"sampler.mode = {self.sampler.mode!r}: run.mode = 'offline' needs sampler.mode = 'offline'")
-        if self.run.mode == "offline" and not self.run.experience:
-            found.append("run.experience = '': run.mode = 'offline' needs an experience log; set its path")
-        if self.run.mode != "offline" and self.fresh < 1:
-            found.append(
-                f"sampler.share = {self.sampler.share} of prompts_per_step = {self.prompts_per_step} leaves no room "
-                "for fresh groups; raise prompts_per_step, or lower sampler.share"
-            )
-        return found
+    @property
+    def _cadence(self) -> str:
+        if self.sync.by_cost:
+            return f"when it costs less than lag, at the latest after {self.longest} steps"
+        if self.sync.drift_budget is not None:
+            return f"at drift {self.sync.drift_budget:g}, at the latest after {self.longest} steps"
+        return "every step" if self.longest == 1 else f"every {self.longest} steps"
 
-    def _lag_problem(self, preset: Preset) -> str:
-        limit, lag = preset.lag_limit, self.largest_lag
-        if self.run.max_lag is None:
-            setting, valid = f"sync.every = {self.sync.every}", f"sync.every = {int(limit) + 1}"
-        else:
-            setting, valid = f"run.max_lag = {lag}", f"run.max_lag = {int(limit)}"
-        tolerant = ", ".join(p.name for p in PRESETS.values() if p.lag_limit >= lag)
-        return (
-            f"{setting} gives lag up to {lag}, but {preset.name!r} is reported up to lag {limit:g} "
-            f"({preset.lag_evidence}); set {valid}, choose one of {tolerant}, or set objective.untested_lag = true"
+    @property
+    def _lags(self) -> str:
+        lowest, highest = self.sync.offset, self.fresh_lag
+        lag = f"lag {lowest}" if lowest == highest else f"lag {lowest} to {highest}"
+        if self.sampler.mode == "replay":
+            lag = f"fresh groups {lag}"
+        return lag if self.updates_per_batch == 1 else f"{lag}, in updates up to {self.largest_lag:g}"
+
+    @property
+    def replayed_share(self) -> float:
+        """The share of all draws that can come from the past of this run, over the whole run."""
+        return fmean(self.replays()) / self.prompts_per_step
+
+    def replays(self) -> list[int]:
+        """Return how many past groups each step can draw at most. Groups from another log are not counted."""
+        sampler, wanted = self.sampler, self.prompts_per_step - self.fresh
+        return possible_replays(
+            min(self.steps, 1000),
+            batch=self.prompts_per_step,
+            wanted=wanted,
+            uses=sampler.reuse_budget,
+            cooldown=sampler.cooldown,
+            age=self.retire_age,
+            every=self.longest,
         )
 
 
@@ -192,7 +211,7 @@ def examine(data: Mapping[str, Any]) -> Examined:
                 problems.setdefault(key, []).append(_explain(key, data, dict(error)))
     faulty = frozenset(problems)
     return Examined(config, [message for found in problems.values() for message in found], faulty).also(
-        config.problems()
+        conflicts(config)
     )
 
 

@@ -17,7 +17,7 @@ class Knob:
 
     >>> knob = knobs()["sync.every"]
     >>> knob.kind, knob.default, knob.meaning[:24]
-    ('a whole number, at least 1', '1', 'v: publish every v steps')
+    ('a whole number, at least 1', '', 'v: publish every v steps')
     """
 
     key: str

@@ -55,6 +55,9 @@ class ObjectiveConfig(Section):
     """β of the KL term to the reference policy. Raise it to stay close to the reference; 0 needs no reference."""
     kl_estimator: Annotated[KLEstimator, FROM_TOML] = KLEstimator.K3
     """k1, k2 or k3; docs/how-it-works/objective.md explains the bias of each."""
+    prior_halflife: Annotated[float, Field(gt=0)] | None = None
+    """Steps after which a prompt's earlier results count half, for advantage = "shrunk"; left out, 50. Lower it if the
+    policy learns fast, so that old results mislead."""
     untested_lag: bool = False
     """Allow more lag than is reported for this preset. For experiments: training may collapse."""
 
@@ -131,26 +134,48 @@ class SamplingConfig(Section):
 
 
 class SyncConfig(Section):
-    """[sync]: when workers get new weights."""
+    """[sync]: when workers get new weights. The rule is `every`, unless `drift_budget` or `by_cost` is set."""
 
-    every: Positive = 1
-    """v: publish every v steps. Raise it to spend less time on syncs: lag is then 0 to v - 1. With a drift budget, v is
-    the longest time without a publish."""
-    drift_budget: Annotated[float, Field(gt=0)] | None = None
-    """Publish when the mean per-token TV from the behavior policy exceeds this, or after `every` steps. Set it to sync
-    only when it matters."""
+    every: Positive | None = None
+    """v: publish every v steps. Raise it to spend less time on syncs: lag is then 0 to v - 1. Left out, it is 1. With
+    `drift_budget` or `by_cost`, v is the longest time without a publish; left out, as long as the preset's lag limit
+    allows, at most 100."""
+    drift_budget: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Publish when the mean per-token TV from the version published last exceeds this. Set it to sync only when it
+    matters; 0.05 is a good start."""
+    by_cost: bool = False
+    """Publish when the gradient that the gate stopped since the last publish has cost more seconds than a publish. Both
+    are measured in the run, so there is no number to choose."""
     at_least: Positive = 1
-    """Smallest number of steps between two publishes because of drift. Raise it if publishes are slow."""
+    """Smallest number of steps between two publishes because of drift or cost. Raise it if publishes are slow."""
+    offset: Annotated[int, Field(ge=0)] = 0
+    """Train each group this many steps later than it could be: a fixed lag, as with workers that run ahead. Only in
+    lockstep mode, to study lag. `every = 1, offset = 10` is the setting of arXiv 2509.24203."""
     anchor_every: Positive = 20
     """Versions between two complete copies in the weight log. Lower it to let new workers start faster."""
 
+    @property
+    def adaptive(self) -> bool:
+        """True if drift or cost decides, and `every` is only the longest time."""
+        return self.by_cost or self.drift_budget is not None
+
     def problems(self) -> list[str]:
         """Return the conflicts between settings of this section."""
-        if self.at_least > self.every:
-            return [
+        found = []
+        if self.every is not None and self.at_least > self.every:
+            found.append(
                 f"sync.at_least = {self.at_least} leaves no step to publish at; set at most sync.every = {self.every}"
-            ]
-        return []
+            )
+        elif self.at_least > 1 and not self.adaptive:
+            found.append(
+                f"sync.at_least = {self.at_least} has no effect without sync.drift_budget or sync.by_cost; remove it"
+            )
+        if self.by_cost and self.drift_budget is not None:
+            found.append(
+                f"sync.by_cost and sync.drift_budget = {self.drift_budget} are two rules for the same decision; remove "
+                "one of them"
+            )
+        return found
 
 
 class ReferenceConfig(Section):
@@ -222,13 +247,26 @@ class SamplerConfig(Section):
     """Share of a batch that is replayed, in replay mode. Raise it if generating is the bottleneck."""
     reuse_budget: Annotated[int, Field(ge=2)] = 4
     """How often a group is used in total, in replay mode. Raise it to reuse more, at the risk of overfitting."""
+    retire_drift: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Stop reusing a group when its own drift, the mean (1 - π_k/α)₊ over its tokens, exceeds this. It is measured each
+    time the group is trained on. Left out, it is 0.2 in replay mode, and there is no limit offline. Lower it if `ess`
+    falls."""
+    retire_ess: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Stop reusing a group when the effective sample size of its sequence ratios falls below this; 0.5 suits short
+    answers. For long ones sequence ratios vary so much that almost every group would be retired, so it is off."""
+    retire_age: Positive | None = None
+    """Stop reusing a group this many steps after the version that wrote it. A backstop: drift is the better measure.
+    Left out, it is the preset's lag limit, at most 200. Without effect offline."""
     cooldown: Annotated[int, Field(ge=0)] = 0
     """Smallest number of steps between two uses of a group, in replay mode."""
     epochs: Positive | None = None
     """Passes over the log, in offline mode; left out, the run ends only after `steps`."""
-    refill: Positive = 4
-    """Groups of equal rewards are replaced by generating more prompts, up to this multiple of the batch. Raise it if
-    batches stay too small."""
+    refill: bool = False
+    """Replace groups of equal rewards by generating more prompts before a batch is trained (DAPO's dynamic sampling).
+    Such groups teach only objectives that learn without contrast. objective.zero_variance_mask is a separate choice."""
+    refill_limit: Positive = 4
+    """Generate at most this multiple of a batch to fill it, then train on a smaller one. Also how many batches in a row
+    may have no gradient before the run stops. Raise it if batches stay too small."""
 
 
 class OptimizerConfig(Section):

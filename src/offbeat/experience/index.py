@@ -3,6 +3,7 @@
 Groups are identified by their **ordinal** (`catalog.py`), which never changes, so a sampler's state can refer to it.
 """
 
+import hashlib
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -93,6 +94,11 @@ class DrawCounts:
         return counts
 
 
+def prompt_key(task: str, prompt_id: str) -> int:
+    """Return 64 bits that identify a prompt: the same in every process and on every machine."""
+    return int.from_bytes(hashlib.blake2b(f"{task}\0{prompt_id}".encode(), digest_size=8).digest(), "little")
+
+
 NO_VERSION: Final = -1
 """In `oldest_version`: no token of the group has a policy version, as in imported answers."""
 
@@ -107,6 +113,7 @@ _DTYPES: Final[dict[str, type[np.generic]]] = {
     "reward_mean": np.float32,
     "reward_std": np.float32,
     "tokens": np.int32,
+    "prompt": np.uint64,
 }
 
 
@@ -144,8 +151,12 @@ class Columns:
     """Population standard deviation over the scored completions: the root mean square of centered advantages."""
     tokens: NDArray[np.int32]
     """Prompt tokens plus all completion tokens."""
+    prompt: NDArray[np.uint64] = None  # type: ignore[assignment]  # None becomes 0: not known
+    """`prompt_key` of the group's prompt: equal for groups of the same prompt."""
 
     def __post_init__(self) -> None:
+        if self.prompt is None:
+            object.__setattr__(self, "prompt", np.zeros(len(self.ordinal), np.uint64))
         for name, dtype in _DTYPES.items():
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=dtype))
         lengths = {name: getattr(self, name).shape for name in _DTYPES}

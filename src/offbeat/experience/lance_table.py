@@ -85,11 +85,27 @@ class Table:
         if self._path is not None:
             set_aside_torn_manifests(self._path)
         self._dataset = self._open_or_create(schema, create)
+        self._add_missing_columns(schema)
         if not self._dataset.schema.equals(schema):
             raise LogReadError(
                 f"{uri} does not have the columns that this version of offbeat writes; read it with the version that"
                 f" wrote it, or export it with that version and import it again"
             )
+
+    def _add_missing_columns(self, schema: pa.Schema) -> None:
+        """Add the nullable columns at the end that an earlier version of offbeat did not write; they hold null."""
+        present = self._dataset.schema
+        added = list(schema)[len(present) :]
+        older = present.equals(pa.schema(list(schema)[: len(present)]))
+        if not added or not older or not all(field.nullable for field in added):
+            return
+        try:
+            self._dataset.add_columns(pa.schema(added))
+        except LANCE_ERRORS as error:
+            self._dataset = self._open()  # another process may have added them at the same time
+            if len(self._dataset.schema) == len(present):
+                names = [field.name for field in added]
+                raise LogWriteError(f"cannot add the columns {names} to {self.uri}: {error}") from error
 
     def _open_or_create(self, schema: pa.Schema, create: bool) -> lance.LanceDataset:
         try:

@@ -71,6 +71,10 @@ class LedgerEvent:
     cause: str = ""
     by: str = "trainer"
     """The consumer or worker that recorded the event. A rewind cancels only its own events."""
+    drift: float | None = None
+    """Of a trained group, as measured in that step: mean (1 - π_k/α)₊ over its tokens. None if α is unknown."""
+    ess: float | None = None
+    """Of a trained group, as measured in that step: effective sample size of its sequence ratios."""
 
     def __post_init__(self) -> None:
         if self.step is None and self.event in (LedgerEventKind.TRAINED, LedgerEventKind.REWOUND):
@@ -84,6 +88,8 @@ class GroupFate:
     fate: Fate
     steps: tuple[int, ...] = ()
     cause: str = ""
+    drift: tuple[float | None, ...] = ()
+    """The drift measured at each of these steps."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +188,7 @@ def _apply(event: LedgerEvent, before: GroupFate) -> GroupFate:
     """Return the fate after an event. A trained group stays trained; otherwise the last drop counts."""
     if event.event is LedgerEventKind.TRAINED:
         assert event.step is not None  # LedgerEvent requires it
-        return GroupFate(Fate.TRAINED, (*before.steps, event.step))
+        return GroupFate(Fate.TRAINED, (*before.steps, event.step), drift=(*before.drift, event.drift))
     return before if before.fate is Fate.TRAINED else GroupFate(_DROP_EVENTS[event.event], cause=event.cause)
 
 

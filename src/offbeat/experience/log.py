@@ -202,7 +202,8 @@ class ExperienceLog(LogReader):
         given = list(events)
         if not given:
             return
-        columns = {name: [getattr(event, name) for event in given] for name in ("group_id", "step", "cause", "by")}
+        names = ("group_id", "step", "cause", "by", "drift", "ess")
+        columns = {name: [getattr(event, name) for event in given] for name in names}
         columns |= {"event": [event.event.value for event in given], "at": [time.time()] * len(given)}
         wait(self._event_committer.submit(pa.table(columns, schema=EVENTS)))
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from offbeat.errors import LogReadError
 from offbeat.experience.catalog import Catalog, Ints
 from offbeat.experience.feedback import merge
-from offbeat.experience.index import NO_VERSION, Columns
+from offbeat.experience.index import NO_VERSION, Columns, prompt_key
 from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, LogStats, compute_stats, settle
 from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason
 from offbeat.experience.rows import READ, groups_from, reward_figures
@@ -22,7 +22,9 @@ from offbeat.types import Group, Score, Unscorable
 Scores = dict[str, Score | Unscorable]
 """By completion id."""
 
-_SUMMARY: Final = ["oldest_version", "task", "sources", "scored", "awaited", "reward_mean", "reward_std", "tokens"]
+_SUMMARY: Final = [
+    *("oldest_version", "task", "prompt_id", "sources", "scored", "awaited", "reward_mean", "reward_std", "tokens")
+]
 _SOURCE_BITS: Final = 31
 """All sources from this number on share one bit."""
 
@@ -205,6 +207,7 @@ class LogReader:
             reward_mean=values["reward_mean"].astype(np.float32),
             reward_std=values["reward_std"].astype(np.float32),
             tokens=values["tokens"].astype(np.int32),
+            prompt=_prompt_keys(summary),
         )
 
     def _apply_late_scores(self, rows: Ints, values: dict[str, NDArray[np.generic]], now: Snapshot) -> None:
@@ -229,11 +232,11 @@ class LogReader:
         now = self._catch_up(snapshot)
         rows = self._catalog.without_repeats(np.arange(now.groups))
         stored = self.tables.groups.scan(0, now.groups, ["group_id"])["group_id"].to_numpy()[rows]
-        columns = ["group_id", "event", "step", "cause", "by"]
+        columns = ["group_id", "event", "step", "cause", "by", "drift", "ess"]
         recorded = self.tables.events.scan(0, now.events, columns)
         events = (
-            LedgerEvent(group, LedgerEventKind(event), step, cause, by)
-            for group, event, step, cause, by in zip(*(recorded[c].to_pylist() for c in columns), strict=True)
+            LedgerEvent(group, LedgerEventKind(event), *fields)
+            for group, event, *fields in zip(*(recorded[c].to_pylist() for c in columns), strict=True)
         )
         refusals = self.tables.quarantine.scan(0, now.quarantine, ["group_id", "reason"], "kind = 'group'")
         refused = (
@@ -271,6 +274,11 @@ class LogReader:
         files = [file for file in path.parent.rglob("*") if file.is_file()] if path else []
         size = sum(file.stat().st_size for file in files) if path else None
         return compute_stats(rows, self.tasks, self.sources, reasons, late_scores=now.scores, bytes_on_disk=size)
+
+
+def _prompt_keys(summary: pa.Table) -> NDArray[np.uint64]:
+    pairs = zip(summary["task"].to_pylist(), summary["prompt_id"].to_pylist(), strict=True)
+    return np.array([prompt_key(task, prompt) for task, prompt in pairs], np.uint64)
 
 
 def _ints(column: pa.ChunkedArray) -> Ints:

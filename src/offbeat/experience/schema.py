@@ -82,6 +82,8 @@ EVENTS: Final = pa.schema(
         pa.field("cause", pa.string(), nullable=False),
         pa.field("by", pa.string(), nullable=False),
         pa.field("at", pa.float64(), nullable=False),
+        pa.field("drift", pa.float64()),  # of a trained group: mean (1 - π_k/α)₊; null: unknown
+        pa.field("ess", pa.float64()),
     ]
 )
 """What happened to groups; the ledger is computed from it."""

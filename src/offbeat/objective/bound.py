@@ -63,22 +63,57 @@ def group_bounds(
 
 
 def predicted_gain(rewards_BG: Tensor, scored_BG: Tensor, log_ratios_BG: Tensor) -> Tensor:
-    """Estimate J(π) - J(α) from each group, [B]: the mean of ρ·(r - r̄), with sequence ratios log π/α.
+    """Estimate J(π) - J(α) from each group, [B]: G/(G-1) · mean of ρ·(r - r̄), with sequence ratios log π/α.
+
+    r̄ contains r itself, which makes the mean smaller by (G-1)/G; the factor makes the estimate unbiased. A group of
+    equal rewards gives 0 and counts: average over ALL groups of a batch.
 
     >>> rewards, scored = torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
-    >>> predicted_gain(rewards, scored, torch.tensor([[1.2, 0.8]]).log())  # 0.5·1.2·0.5 - 0.5·0.8·0.5
-    tensor([0.1000])
+    >>> predicted_gain(rewards, scored, torch.tensor([[1.2, 0.8]]).log())  # 2 · (0.5·1.2·0.5 - 0.5·0.8·0.5)
+    tensor([0.2000])
     """
-    return _mean(bounded_exp(log_ratios_BG) * advantages(Advantage.CENTRED, rewards_BG, scored_BG), scored_BG)
+    centred_BG = advantages(Advantage.CENTRED, rewards_BG, scored_BG)
+    return _fair(scored_BG) * _mean(bounded_exp(log_ratios_BG) * centred_BG, scored_BG)
+
+
+def normalized_gain(rewards_BG: Tensor, scored_BG: Tensor, log_ratios_BG: Tensor) -> Tensor:
+    """`predicted_gain` with ratios divided by their mean in the group: never larger than the rewards allow.
+
+    It is biased for small groups, and follows the realized gain much better, because no ratio can dominate it.
+
+    >>> rewards, scored = torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
+    >>> normalized_gain(rewards, scored, torch.tensor([[6.0, 2.0]]).log())  # 2 · (6/8 - 1/2)
+    tensor([0.5000])
+    """
+    shares_BG = torch.where(scored_BG, log_ratios_BG, -torch.inf).softmax(-1)
+    centred_BG = advantages(Advantage.CENTRED, rewards_BG, scored_BG)
+    return _fair(scored_BG) * torch.where(scored_BG, shares_BG * centred_BG, 0.0).sum(-1)
+
+
+def _fair(scored_BG: Tensor) -> Tensor:
+    """G/(G-1), [B]."""
+    count_B = scored_BG.sum(-1)
+    return count_B / (count_B - 1).clamp(min=1)
+
+
+def shortfall(log_ratios: Tensor) -> Tensor:
+    """(1 - ρ)₊ of each sample. On samples of the denominator its mean is the total variation, and it is at most 1.
+
+    ½|ρ - 1| has the same mean and no upper limit, so a few tokens decide what it says.
+
+    >>> shortfall(torch.tensor([1.5, 0.5]).log())
+    tensor([0.0000, 0.5000])
+    """
+    return (1 - bounded_exp(log_ratios)).clamp(min=0)
 
 
 def total_variation(log_ratios: Tensor, mask: Tensor) -> Tensor:
-    """½·mean |ρ - 1| over the last axis: TV between the two policies, on samples of the denominator.
+    """mean (1 - ρ)₊ over the last axis: TV between the two policies, on samples of the denominator.
 
     >>> total_variation(torch.tensor([1.5, 0.5]).log(), torch.tensor([True, True]))
     tensor(0.2500)
     """
-    return _mean((bounded_exp(log_ratios) - 1).abs(), mask) / 2
+    return _mean(shortfall(log_ratios), mask)
 
 
 def kl_divergence(log_ratios: Tensor, mask: Tensor) -> Tensor:

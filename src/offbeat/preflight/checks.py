@@ -6,6 +6,7 @@ Each problem begins with the setting it is about and ends with what to do. `offb
 
 import inspect
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from offbeat.config import Config
 from offbeat.errors import TaskError, UnreachableFunction, suggest_nearest
 from offbeat.imports import EXTRAS, install_command, missing_modules, resolve
 from offbeat.objective.presets import PRESETS
-from offbeat.objective.spec import Need
+from offbeat.objective.spec import Advantage, Need
 from offbeat.preflight.forecast import ModelFiles
 from offbeat.tasks.data import Deferred
 from offbeat.tasks.task import FACTORIES, Task, make
@@ -93,7 +94,8 @@ def _check_task(config: Config) -> tuple[Task | None, list[str]]:
         known = inspect.signature(resolve(FACTORIES["custom" if own else name])).parameters
         if problems := _check_options(name, {**options, "path": name} if own else options, known):
             return None, problems
-        return make("custom" if own else name, {**options, "path": name} if own else options), []
+        task = make("custom" if own else name, {**options, "path": name} if own else options)
+        return task, _check_playable(config, task)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").split(".")[0])
         fix = install_command(extra) if extra else f"pip install {error.name}"
@@ -103,6 +105,24 @@ def _check_task(config: Config) -> tuple[Task | None, list[str]]:
         return None, [f"{about}: {error}"]
     except Exception as error:  # the boundary to your own file: any error it raises is reported as its problem
         return None, [f"task.name = {name!r} cannot be used: {type(error).__name__}: {error}; fix the file"]
+
+
+def _check_playable(config: Config, task: Task) -> list[str]:
+    """Check what a run cannot do with a task."""
+    found = []
+    if task.environment is not None and config.run.mode != "offline":
+        found.append(
+            f"task.name = {config.task.name!r} has an environment, and runs do not play several turns yet: they would "
+            "generate one turn and score that. Play it with offbeat.tasks.turns, append the groups to an experience "
+            "log, and train on them with run.mode = 'offline'"
+        )
+    low, high = task.reward_range
+    if config.objective.resolve().advantage is Advantage.SHRUNK and not (low >= 0 and high <= 1):
+        found.append(
+            f"objective.advantage = 'shrunk' needs rewards from 0 to 1, but task {config.task.name!r} gives {low:g} to "
+            f"{high:g}; scale its rewards and set its reward_range"
+        )
+    return found
 
 
 def _check_options(name: str, options: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> list[str]:
@@ -144,8 +164,6 @@ def _check_experience(config: Config) -> list[str]:
         if config.run.mode != "offline":
             return []  # a run that generates creates it
         return [f"run.experience = {uri!r} is not an experience log; make one with `offbeat import FILE {uri}`"]
-    if not replays:
-        return []
     from offbeat.errors import LogError
     from offbeat.experience.schema import Tables
 
@@ -153,18 +171,26 @@ def _check_experience(config: Config) -> list[str]:
         groups = Tables.open(uri, create=False).groups
         rows = groups.rows()
         known = groups.scan(0, rows, [], "logprobs_known").num_rows
+        imported = groups.scan(0, rows, [], "oldest_version IS NULL").num_rows
     except LogError as error:
         return [f"run.experience = {uri!r}: {error}"]
     if not rows and config.run.mode == "offline":
         return [f"run.experience = {uri!r} holds no groups; add some with `offbeat import FILE {uri}`"]
-    if known or not rows or Need.BEHAVIOR not in config.objective.resolve().needs:
-        return []
-    off_policy = {name: preset.objective.needs for name, preset in PRESETS.items() if preset.lag_limit > 0}
-    suitable = ", ".join(name for name, needs in off_policy.items() if Need.BEHAVIOR not in needs)
-    return [
-        f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {rows} groups in "
-        f"{uri} has them; choose one that needs none: {suitable}"
-    ]
+    any_age = [name for name, one in PRESETS.items() if one.lag_limit == inf]
+    found = []
+    if replays and rows and not known and Need.BEHAVIOR in config.objective.resolve().needs:
+        suitable = ", ".join(name for name in any_age if Need.BEHAVIOR not in PRESETS[name].objective.needs)
+        found.append(
+            f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {rows} groups in "
+            f"{uri} has them; choose one that needs none: {suitable}"
+        )
+    elif imported and config.run.mode != "offline" and preset not in any_age and not config.objective.untested_lag:
+        found.append(
+            f"run.experience = {uri!r} holds {imported} groups without a policy version, which may have any age, but "
+            f"{preset!r} is reported up to lag {PRESETS[preset].lag_limit:g}; choose one of {', '.join(any_age)}, or "
+            "set objective.untested_lag = true"
+        )
+    return found
 
 
 def _check_extras(config: Config) -> list[str]:

@@ -116,7 +116,7 @@ class LiveView:
         if kind == EventKind.STEP:
             return (
                 f"step {step}/{self.config.steps}  reward {self.rewards[-1]:.3f}  lag {self._metric('lag'):.1f}  "
-                f"drift {self._metric('drift_tv_token'):.4f}"
+                f"drift {self._drift()}"
             )
         if kind == EventKind.PUBLISHED:
             return f"step {step}  published version {event['version']} ({event['why']}, {event.get('bytes', 0)} bytes)"
@@ -141,12 +141,14 @@ class LiveView:
             table.add_row("reward", f"{self.rewards[-1]:.3f}  {sparkline(self.rewards)}")
         if self.pass_rate:
             table.add_row("pass@1", self.pass_rate)
-        table.add_row("lag", f"{self._metric('lag'):.1f} (limit {self.config.largest_lag})")
+        table.add_row("lag", f"{self._metric('lag'):.1f} (fresh groups at most {self.config.fresh_lag})")
         budget = self.config.sync.drift_budget
-        table.add_row("drift", f"{self._metric('drift_tv_token'):.4f}" + (f" (budget {budget:g})" if budget else ""))
-        due = f"at step {self.published + self.config.sync.every}"
+        table.add_row("drift", self._drift() + (f" (budget {budget:g})" if budget else ""))
+        due = f"at step {self.published + self.config.longest}"
         if budget is not None:
             due = f"when drift reaches its budget, {due} at the latest"
+        elif self.config.sync.by_cost:
+            due = f"when lag has cost more than a publish, {due} at the latest"
         table.add_row("sync", f"version {self.published} published; next {due}")
         seconds = cast(dict[str, float], self.step.get("seconds", {}))
         total = sum(seconds.values()) or 1.0
@@ -155,6 +157,11 @@ class LiveView:
         for warning in self.warnings:
             table.add_row("warning", warning)
         return table
+
+    def _drift(self) -> str:
+        """Return the drift from the version published last, or that this batch has no token of it."""
+        metrics = cast(dict[str, float], self.step.get("metrics", {}))
+        return f"{metrics['drift_published']:.4f}" if "drift_published" in metrics else "unknown"
 
     def _metric(self, name: str) -> float:
         metrics = cast(dict[str, float], self.step.get("metrics", {}))

@@ -71,11 +71,11 @@ def lag_and_drift_plots(run: RunRecord) -> Iterator[Plot]:
     x, means = history.mean_lags()
     note = "No group in the batches comes from a version of this run."
     if x:
-        limit = f" The limit is {run.config.largest_lag}." if run.generates else ""
+        limit = f" Fresh groups have at most {run.config.fresh_lag}." if run.generates else ""
         note = f"Lag of the groups in each batch.{limit}"
     largest = [max(one.lags) for one in history.steps if one.lags]
     yield Plot("Lag", [Series("maximum", x, largest, style="faint"), Series("mean", x, means)], note=note, marks=marks)
-    drift = _metric_plot(run, "drift_tv_token", "Drift", marks)
+    drift = _metric_plot(run, "drift_published" if run.generates else "drift_tv_token", "Drift", marks)
     budget = run.config.sync.drift_budget
     if budget is not None:
         drift = replace(drift, note=f"{drift.note} The dashed line is the budget, {budget:g}.", level=budget)
@@ -85,7 +85,8 @@ def lag_and_drift_plots(run: RunRecord) -> Iterator[Plot]:
 
 def _metric_plot(run: RunRecord, name: str, title: str, marks: Sequence[float]) -> Plot:
     steps, values = run.history.series(name)
-    note = f"{capitalized(METRICS[name].meaning)}." if steps else "Unknown: the groups have no behavior log-probs."
+    unknown = "Unknown: the batches have no tokens of the version published last, or their log-probs are missing."
+    note = f"{capitalized(METRICS[name].meaning)}." if steps else unknown
     return Plot(title, [Series(name, steps, values)], note=note, marks=marks)
 
 

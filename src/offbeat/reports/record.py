@@ -148,8 +148,8 @@ class RunRecord:
         """Return predicted and realized improvement at each publish for which both are known."""
         if self.groups is None or self.shares_log or self.is_on_policy:
             return []
-        masked = self.config.objective.resolve().zero_variance_mask
-        return improvements(self.history, rewards_by_version(self.groups.columns), contrast_only=masked)
+        refilled = self.config.sampler.refill
+        return improvements(self.history, rewards_by_version(self.groups.columns), contrast_only=refilled)
 
     @property
     def is_on_policy(self) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -19,18 +19,20 @@ from offbeat.errors import RunError
 from offbeat.events import EventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
+from offbeat.experience.priors import PromptPriors
 from offbeat.experience.sampler import Sampler, SamplerLimits
 from offbeat.experience.schema import Snapshot
 from offbeat.experience.validation import ValidationRules
-from offbeat.objective.spec import Need
+from offbeat.objective.spec import Advantage, Need
 from offbeat.rollout.engine import Engine, Sampling
 from offbeat.rollout.generation import GroupMaker, Scorer
 from offbeat.rollout.prompt_leases import PromptLeases, Prompts
 from offbeat.rollout.worker import Pace, Worker
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission, OfflineAdmission
-from offbeat.run.cadence import Cadence, Drift, Fixed
+from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
 from offbeat.run.desk import Desk
 from offbeat.run.directory import PauseFile, RunDirectory
+from offbeat.run.evidence import PublishEvidence
 from offbeat.run.fleet import Fleet, Member
 from offbeat.run.health import Health
 from offbeat.run.journal import Journal, Stopwatch
@@ -44,6 +46,11 @@ from offbeat.trainer.optimizer import Decay, MasterAdamW, OptimizerSettings, Sch
 from offbeat.trainer.trainer import StepSettings, Trainer
 from offbeat.types import Json
 from offbeat.weights.subscriber import Subscription
+
+RETIRE_DRIFT: Final = 0.2
+"""Drift at which a replayed group is retired by default: a fifth of the probability has moved elsewhere."""
+PRIOR_HALFLIFE: Final = 50.0
+"""Steps after which an earlier result of a prompt counts half by default."""
 
 disable_progress_bar()  # the progress bar of transformers would break the live view
 
@@ -143,14 +150,15 @@ def make_loop(
     # log, the run's name keeps its groups apart from those of other runs.
     mark = f" {context.directory.name}" if config.run.experience else ""
     leases = PromptLeases(order, name=f"g{mark}", seed=config.seed, seconds=config.workers.lease_seconds)
-    sampler = Sampler(_sampler_mode(config), _sampler_limits(config), derive(config.seed, "sampler"))
-    cursor, published = None, -1
+    sampler = Sampler(_sampler_mode(config), _sampler_limits(config), derive(config.seed, "sampler"), _priors(config))
+    cursor, published, evidence = None, -1, PublishEvidence()
     if saved is not None:
         cursor = Snapshot.from_json(cast(dict[str, int], saved["snapshot"]))
         sampler.feed(log.index_since(None, cursor)[0])
         sampler.restore(cast(dict[str, Json], saved["sampler"]))
         leases.restore(cast(dict[str, Json], saved["desk"]))
         published = cast(int, saved["published"])
+        evidence = PublishEvidence.restore(cast(dict[str, Json], saved["evidence"]))
         journal.write(EventKind.RESUMED, learner.step)
     admission = _admission(config)
     desk = Desk(leases, admission, clock)
@@ -159,7 +167,7 @@ def make_loop(
     return Loop(
         _plan(config), log, sampler, desk, admission, fleet, learner, _cadence(config), journal, Health(),
         Stopwatch(clock), clock, evaluate=evaluate, pause_control=PauseFile(context.directory.pause),
-        published=published, cursor=cursor, consumer=f"trainer{mark}",
+        published=published, evidence=evidence, cursor=cursor, consumer=f"trainer{mark}",
     )  # fmt: skip
 
 
@@ -168,10 +176,11 @@ def _plan(config: Config) -> RunPlan:
         steps=config.steps,
         batch=config.prompts_per_step,
         fresh=config.fresh,
-        refill=config.sampler.refill,
+        refill=config.sampler.refill_limit,
         save_every=config.trainer.save_every,
         evaluate_every=config.evaluation.every,
         patience=config.run.patience,
+        reserve=config.sync.offset * config.fresh,
     )
 
 
@@ -186,12 +195,21 @@ def _sampler_mode(config: Config) -> Mode:
 
 def _sampler_limits(config: Config) -> SamplerLimits:
     offline = config.run.mode == "offline"
-    masked = config.objective.resolve().zero_variance_mask
     return SamplerLimits(
         config.prompts_per_step,
-        max_lag=None if offline else config.largest_lag,
-        drop_zero_variance=masked and not offline,
+        max_lag=None if offline else config.fresh_lag,
+        retire_drift=config.sampler.retire_drift or (None if offline else RETIRE_DRIFT),
+        retire_ess=config.sampler.retire_ess,
+        retire_age=None if offline else config.retire_age,
+        drop_zero_variance=config.sampler.refill and not offline,
     )
+
+
+def _priors(config: Config) -> PromptPriors | None:
+    """Return the history that shrunk advantages need; None for other objectives."""
+    if config.objective.resolve().advantage is not Advantage.SHRUNK:
+        return None
+    return PromptPriors(config.objective.prior_halflife or PRIOR_HALFLIFE)
 
 
 def _admission(config: Config) -> Admission:
@@ -199,12 +217,16 @@ def _admission(config: Config) -> Admission:
         return LockstepAdmission()
     if config.run.mode == "offline":
         return OfflineAdmission()
-    return ConcurrentAdmission(config.largest_lag, max(1, config.fresh))
+    return ConcurrentAdmission(config.fresh_lag, max(1, config.fresh))
 
 
 def _cadence(config: Config) -> Cadence:
     sync = config.sync
-    return Fixed(sync.every) if sync.drift_budget is None else Drift(sync.drift_budget, sync.at_least, sync.every)
+    if sync.by_cost:
+        return Cost(sync.at_least, config.longest)
+    if sync.drift_budget is not None:
+        return Drift(sync.drift_budget, sync.at_least, config.longest)
+    return Fixed(config.longest)
 
 
 def make_worker(

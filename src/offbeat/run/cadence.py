@@ -1,18 +1,24 @@
-"""When to publish: every v steps, or as soon as the policy has drifted too far from the policy that generates.
+"""When to publish: every v steps, when the policy has drifted too far, or when waiting costs more than a publish.
 
-    why = cadence.due(step=12, published=8, drift=0.21, version=8)
+    why = cadence.due(since=[StepEvidence(PublishedDrift(tokens=384, tv=0.21), seconds=8.0)], publish_seconds=3.0)
 
-A cadence decides from plain numbers and keeps no state. All it needs is the last published version, which is in the
-weight log and in every checkpoint. So you can replay, resume and test it without tensors or clocks.
+A cadence decides from plain numbers and keeps no state: what it sees is one `StepEvidence` for each step since the last
+publish. The loop keeps them, in its checkpoint too. So you can replay, resume and test it without tensors or clocks.
 
-Drift has hysteresis. Right after a publish, batches still come from earlier versions and still show the drift that
-caused it; publishing again would change nothing. Drift counts again when half of a batch's tokens come from the last
-published version. That also keeps the rule monotone: with a larger budget, the n-th publish never comes earlier.
+Evidence counts only fresh tokens that the version published last wrote. Right after a publish, batches may still come
+from earlier versions and show the drift that caused it; publishing again would change nothing. Replayed and imported
+tokens say nothing about the workers' policy at all.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
+
+from offbeat.types import PublishedDrift
+
+ENOUGH_TOKENS: Final = 256
+"""Tokens behind a decision about drift. With fewer in one batch, the steps before it are added."""
 
 
 class PublishReason(StrEnum):
@@ -21,22 +27,31 @@ class PublishReason(StrEnum):
     PERIOD = "period"
     """v steps have passed since the last publish."""
     DRIFT = "drift"
-    """The drift on the batch just trained exceeds the budget."""
+    """The drift from the last published version exceeds the budget."""
+    COST = "cost"
+    """The gradient that the gate stopped since the last publish cost more seconds than a publish."""
     LONGEST = "longest"
-    """Drift stayed within the budget for `at_most` steps."""
+    """Neither happened for `at_most` steps."""
+
+
+@dataclass(frozen=True)
+class StepEvidence:
+    """What one step says about the version published last."""
+
+    drift: PublishedDrift = field(default_factory=PublishedDrift)
+    seconds: float = 0.0
+    """How long the step took, without publishing, loading, evaluating and saving."""
 
 
 class Cadence(Protocol):
     """The rule that decides when to publish."""
 
-    def due(self, step: int, published: int, drift: float | None, version: float | None) -> PublishReason | None:
-        """Return why to publish after this step, or None.
+    def due(self, since: Sequence[StepEvidence], publish_seconds: float) -> PublishReason | None:
+        """Return why to publish now, or None.
 
         Args:
-            step: Steps done, including the one just finished.
-            published: The last published version.
-            drift: From the behavior policy to π_k, on the batch just trained; None if unknown.
-            version: The median version of that batch's tokens; None if no version of this run generated them.
+            since: The steps since the last publish, the one just finished included.
+            publish_seconds: How long a publish takes in this run, until workers have loaded it.
         """
 
 
@@ -44,8 +59,10 @@ class Cadence(Protocol):
 class Fixed:
     """Publish every v steps.
 
-    >>> [step for step in range(1, 9) if Fixed(every=4).due(step, published=step // 5 * 4, drift=None, version=None)]
-    [4, 8]
+    >>> [print(Fixed(every=4).due([StepEvidence()] * steps, 0.0)) for steps in (3, 4)]
+    None
+    period
+    [None, None]
     """
 
     every: int
@@ -54,22 +71,17 @@ class Fixed:
         if self.every < 1:
             raise ValueError(f"a cadence of every {self.every} steps never publishes; the smallest is 1")
 
-    def due(self, step: int, published: int, drift: float | None, version: float | None) -> PublishReason | None:
-        return PublishReason.PERIOD if step - published >= self.every else None
+    def due(self, since: Sequence[StepEvidence], publish_seconds: float) -> PublishReason | None:
+        return PublishReason.PERIOD if len(since) >= self.every else None
 
 
 @dataclass(frozen=True)
 class Drift:
     """Publish as soon as drift exceeds the budget: after `at_least` steps at the earliest, `at_most` at the latest.
 
-    >>> rule = Drift(budget=0.15, at_least=2, at_most=20)
-    >>> print(rule.due(step=12, published=8, drift=0.21, version=8), rule.due(12, 8, 0.09, 8))
-    drift None
-
-    A batch generated before the last publish does not cause another one:
-
-    >>> print(rule.due(step=12, published=10, drift=0.21, version=8), rule.due(30, 10, 0.0, version=10))
-    None longest
+    >>> rule, far = Drift(budget=0.15, at_least=2, at_most=20), StepEvidence(PublishedDrift(tokens=384, tv=0.21))
+    >>> print(rule.due([far], 0.0), rule.due([far, far], 0.0), rule.due([StepEvidence()] * 20, 0.0))
+    None drift longest
     """
 
     budget: float
@@ -79,17 +91,61 @@ class Drift:
     def __post_init__(self) -> None:
         if not self.budget > 0:
             raise ValueError(f"every batch exceeds a drift budget of {self.budget}; give one above 0, for example 0.1")
-        if not 1 <= self.at_least <= self.at_most:
-            raise ValueError(
-                f"at_least = {self.at_least} and at_most = {self.at_most} leave no step to publish at; "
-                "set 1 ≤ at_least ≤ at_most"
-            )
+        _check_steps(self.at_least, self.at_most)
 
-    def due(self, step: int, published: int, drift: float | None, version: float | None) -> PublishReason | None:
+    def due(self, since: Sequence[StepEvidence], publish_seconds: float) -> PublishReason | None:
         """See `Cadence`. A drift of NaN exceeds every budget."""
-        since = step - published
-        if since >= self.at_most:
+        if len(since) >= self.at_most:
             return PublishReason.LONGEST
-        if since < self.at_least or drift is None or version is None or version < published:
+        drift = recent_drift(since)
+        if len(since) < self.at_least or drift is None:
             return None
         return None if drift <= self.budget else PublishReason.DRIFT
+
+
+def recent_drift(since: Sequence[StepEvidence]) -> float | None:
+    """Return the drift over the latest steps that have `ENOUGH_TOKENS` together; None if they never do.
+
+    >>> small = StepEvidence(PublishedDrift(tokens=200, tv=0.1))
+    >>> print(recent_drift([small]), recent_drift([small, small]))
+    None 0.1
+    """
+    tokens, shortfall = 0, 0.0
+    for step in reversed(since):
+        tokens += step.drift.tokens
+        shortfall += step.drift.tokens * step.drift.tv
+        if tokens >= ENOUGH_TOKENS:
+            return shortfall / tokens
+    return None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Publish when the gradient stopped by the gate since the last publish has cost more seconds than a publish.
+
+    A step in which the gate stops a tenth of the gradient wastes a tenth of its seconds. If the wasted share grows by
+    the same amount each step, this is exactly the period with the least total cost; there is no number to tune.
+
+    >>> wasted = StepEvidence(PublishedDrift(tokens=384, tv=0.1, wasted=0.25), seconds=8.0)   # 2 of 8 seconds
+    >>> print(Cost(at_most=20).due([wasted], publish_seconds=3.0), Cost(at_most=20).due([wasted] * 2, 3.0))
+    None cost
+    """
+
+    at_least: int = 1
+    at_most: int = 100
+
+    def __post_init__(self) -> None:
+        _check_steps(self.at_least, self.at_most)
+
+    def due(self, since: Sequence[StepEvidence], publish_seconds: float) -> PublishReason | None:
+        if len(since) >= self.at_most:
+            return PublishReason.LONGEST
+        wasted = sum(step.drift.wasted * step.seconds for step in since)
+        return PublishReason.COST if len(since) >= self.at_least and wasted > publish_seconds else None
+
+
+def _check_steps(at_least: int, at_most: int) -> None:
+    if not 1 <= at_least <= at_most:
+        raise ValueError(
+            f"at_least = {at_least} and at_most = {at_most} leave no step to publish at; set 1 ≤ at_least ≤ at_most"
+        )

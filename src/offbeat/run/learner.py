@@ -23,7 +23,7 @@ from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memor
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.trainer.fsdp import Ranks, serving_state
 from offbeat.trainer.trainer import RefusedBatch, Trained, Trainer
-from offbeat.types import Group, Json
+from offbeat.types import Group, Json, StepContext
 from offbeat.weights.probe import Probe, Sequences, probe_sequences
 from offbeat.weights.publisher import WeightLog
 
@@ -92,9 +92,9 @@ class RankLearner:
         worst = check_worst_case(self.trainer, shape, estimate)
         return {"memory": str(estimate), "worst_seconds": worst.seconds}
 
-    def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
+    def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
         self.checkpoints.check()
-        return self.trainer.train(groups)
+        return self.trainer.train(groups, context)
 
     def publish(self, version: int) -> dict[str, Json]:
         """Publish the current policy; rank 0 returns fields for the `published` event."""
@@ -134,8 +134,8 @@ class LocalLearner:
     def check(self) -> None:
         self.rank.checkpoints.check()
 
-    async def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
-        return await asyncio.to_thread(self.rank.train, groups)
+    async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
+        return await asyncio.to_thread(self.rank.train, groups, context)
 
     async def publish(self, version: int) -> Mapping[str, Json]:
         return await asyncio.to_thread(self.rank.publish, version)

@@ -19,9 +19,10 @@ still being generated. Every wait has a name and a deadline.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import astuple, dataclass, field
+from typing import Final, cast
 
 from offbeat.errors import NoGradient, RunStopped, WaitExpired
 from offbeat.events import EventKind
@@ -31,12 +32,13 @@ from offbeat.experience.schema import Snapshot
 from offbeat.run.admission import Admission
 from offbeat.run.cadence import Cadence
 from offbeat.run.desk import Desk
+from offbeat.run.evidence import PublishEvidence
 from offbeat.run.fleet import Fleet
 from offbeat.run.health import Action, Health
 from offbeat.run.journal import Journal, Phase, Stopwatch
 from offbeat.run.protocols import Learner, Log, PauseControl, RunPlan, StepOutcome
 from offbeat.trainer.trainer import Trained
-from offbeat.types import Group, Json
+from offbeat.types import Group, Json, StepContext
 
 WAIT_NOTICE_SECONDS: Final = 60.0
 """After so long without a new group the run writes what it waits for, and again after twice as long."""
@@ -62,6 +64,7 @@ class Loop:
     pause_control: PauseControl | None = None
     """None: a pause only saves a checkpoint."""
     published: int = -1
+    evidence: PublishEvidence = field(default_factory=PublishEvidence)
     cursor: Snapshot | None = None
     consumer: str = "trainer"
     """The name of this run's trainer in an experience log that several runs share."""
@@ -108,7 +111,7 @@ class Loop:
             if batch is None:
                 return None
             draw, groups = batch
-            trained = await self._train(draw.k, groups)
+            trained = await self._train(draw, groups)
             if trained is not None:
                 return StepOutcome(trained, draw, groups)
             self.sampler.again()
@@ -156,6 +159,8 @@ class Loop:
         """
         if not self._can_step_in_time(k):
             return None
+        if missing := self._missing_reserve(k):
+            return Waiting(k, missing, cooling=0, dropped=())
         enough = self.plan.batch if admitted < self.plan.refill * self.plan.batch else 1
         draw = self.sampler.draw(k, at_least=enough)
         self._record_drops(draw.dropped, k)
@@ -166,6 +171,13 @@ class Loop:
         in_flight = [lease.version for lease in self.desk.in_flight if lease.version is not None]
         waiting = self.sampler.waiting_versions(k)[self.plan.fresh :]
         return not in_flight or self.admission.can_train_in_time(k + 1, [*waiting.tolist(), *in_flight])
+
+    def _missing_reserve(self, k: int) -> int:
+        """Return how many groups are missing until the batch and the reserve behind it wait in the log."""
+        if not self.plan.reserve:
+            return 0
+        batches = min(self.plan.reserve // self.plan.fresh + 1, self.plan.steps - k)
+        return max(0, batches * self.plan.fresh - len(self.sampler.waiting_versions(k)))
 
     async def _wait_for_groups(self) -> None:
         """Wait for a change. Time in which no group is being generated counts as loading, or as the loop itself."""
@@ -183,26 +195,48 @@ class Loop:
         waiting, finished = len(self.sampler.waiting_versions(k)), self._finished_when_read
         await self.desk.update(k=k, published=self.published, waiting=waiting, missing=missing, finished=finished)
 
-    async def _train(self, k: int, groups: Sequence[Group]) -> Trained | None:
+    async def _train(self, draw: Draw, groups: Sequence[Group]) -> Trained | None:
         """Train on the groups; None if they have no gradient. Groups that the trainer refuses are quarantined."""
+        k, ordinals = draw.k, dict(zip((group.id for group in groups), draw.ordinals, strict=True))
+        context = StepContext(
+            self.published,
+            frozenset(group.id for group, past in zip(groups, draw.replayed, strict=True) if past),
+            dict(zip(ordinals, draw.priors, strict=True)) if draw.priors else {},
+        )
         while groups:
             with self.stopwatch.phase(Phase.TRAINING):
                 try:
-                    outcome = await self.learner.train(groups)
+                    outcome = await self.learner.train(groups, context)
                 except NoGradient as error:
                     self.journal.write(EventKind.NO_GRADIENT, k, why=str(error))
                     self._record(k, LedgerEventKind.ZERO_VARIANCE, [group.id for group in groups], "no gradient")
                     return None
             if isinstance(outcome, Trained):
-                self._record(k + 1, LedgerEventKind.TRAINED, outcome.groups)
-                self._record(k, LedgerEventKind.ZERO_VARIANCE, outcome.zero_variance)
-                self._record(k, LedgerEventKind.TOO_SMALL, outcome.too_small)
+                self._record_trained(outcome)
+                self._quarantine(k + 1, outcome.refused, ordinals)
+                self.sampler.measured({ordinals[one]: drift for one, drift in outcome.group_drift.items()})
                 return outcome
-            self.journal.write(EventKind.REFUSED, k, groups=dict(outcome.faults))
-            for group_id, why in outcome.faults.items():
-                self._record(k, LedgerEventKind.QUARANTINED, [group_id], why)
+            self._quarantine(k, outcome.faults, ordinals)
             groups = [group for group in groups if group.id not in outcome.faults]
         return None
+
+    def _record_trained(self, trained: Trained) -> None:
+        """Record the fate of each group of a step, with the drift that was measured on it."""
+        step, events = trained.step, []
+        for one in trained.groups:
+            drift, ess = astuple(trained.group_drift[one]) if one in trained.group_drift else (None, None)
+            events.append(LedgerEvent(one, LedgerEventKind.TRAINED, step, "", self.consumer, drift, ess))
+        self.log.record(events)
+        self._record(step - 1, LedgerEventKind.ZERO_VARIANCE, trained.zero_variance)
+        self._record(step - 1, LedgerEventKind.TOO_SMALL, trained.too_small)
+
+    def _quarantine(self, step: int, faults: Mapping[str, str], ordinals: Mapping[str, int]) -> None:
+        """Record the groups that the trainer refused, and never draw them again."""
+        if faults:
+            self.journal.write(EventKind.REFUSED, step, groups=dict(faults))
+            self.sampler.retire([ordinals[one] for one in faults], "refused")
+        for group_id, why in faults.items():
+            self._record(step, LedgerEventKind.QUARANTINED, [group_id], why)
 
     def _record_drops(self, dropped: Sequence[Dropped], k: int) -> None:
         if not dropped:
@@ -219,18 +253,20 @@ class Loop:
 
     async def _publish_if_due(self, outcome: StepOutcome) -> None:
         trained = outcome.trained
-        why = self.cadence.due(trained.step, self.published, trained.drift, outcome.median_version)
+        self.evidence.add_step(trained.published, self.stopwatch.seconds())
         self.journal.write(
             EventKind.STEP,
             trained.step,
             metrics=dict(trained.metrics),
             by_lag={name: dict(values) for name, values in trained.by_lag.items()},
-            lags=[lag for lag in outcome.draw.lags if lag is not None],
-            groups=len(outcome.groups),
-            replayed=sum(outcome.draw.replayed),
+            lags=cast(Json, outcome.trained_lags),
+            groups=len(trained.groups),
+            replayed=outcome.trained_replays,
+            retired=dict(Counter(one.cause for one in outcome.draw.retired)),
             rewards=outcome.rewards_by_version(),
             seconds=self._seconds_by_phase(),
         )
+        why = self.cadence.due(self.evidence.since, self.evidence.publish_seconds)
         if why is not None:
             await self._publish(why)
 
@@ -239,6 +275,7 @@ class Loop:
         with self.stopwatch.phase(Phase.PUBLISHING):
             details = await self.learner.publish(version)
         self.published = version
+        self.evidence.published()
         self.journal.write(EventKind.PUBLISHED, version, version=version, why=why, **details)
         await self._update_desk(version)
         await self.fleet.nudge()
@@ -286,6 +323,7 @@ class Loop:
         assert self.cursor is not None  # the log was read before the first step
         return {
             "published": self.published,
+            "evidence": self.evidence.state(),
             "sampler": self.sampler.state(),
             "desk": self.desk.state(),
             "snapshot": {**self.cursor.to_json()},

@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from offbeat.experience.index import Columns
 from offbeat.experience.ledger import Ledger, LedgerEvent
 from offbeat.experience.sampler import Draw
 from offbeat.experience.schema import Snapshot
 from offbeat.trainer.trainer import RefusedBatch, Trained
-from offbeat.types import Group, Json, Score
+from offbeat.types import Group, Json, Score, StepContext
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,8 @@ class RunPlan:
     """Seconds without a new group after which the run ends with an error."""
     pause_seconds: float = 24 * 3600.0
     """Seconds that a paused run waits for a person before it ends."""
+    reserve: int = 0
+    """Fresh groups that must wait in the log, beyond the batch, before a batch is drawn: `sync.offset` batches."""
     poll_seconds: float = 0.5
     """Seconds between reads of the log, for groups that other processes append."""
 
@@ -55,7 +55,7 @@ class Learner(Protocol):
     def check(self) -> None:
         """Raise if the trainer is lost or its last checkpoint could not be written."""
 
-    async def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
+    async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
         """Train one step. Raises `NoGradient` if no token of the batch would move the policy."""
 
     async def publish(self, version: int) -> Mapping[str, Json]:
@@ -87,15 +87,19 @@ class StepOutcome:
     trained: Trained
     draw: Draw
     groups: Sequence[Group]
+    """As drawn: also those without a forward pass, and those that the trainer refused."""
 
     @property
-    def median_version(self) -> float | None:
-        """The median version of the batch's tokens; None if no version of this run generated any."""
-        spans = [span for group in self.groups for one in group.completions for span in one.versions]
-        if not spans:
-            return None
-        versions = np.repeat([span.version for span in spans], [span.end - span.start for span in spans])
-        return float(np.median(versions))
+    def trained_lags(self) -> list[int]:
+        """The lags of the groups that were trained on, without those that have none."""
+        lags = dict(zip((group.id for group in self.groups), self.draw.lags, strict=True))
+        return [lag for one in self.trained.groups if (lag := lags[one]) is not None]
+
+    @property
+    def trained_replays(self) -> int:
+        """How many of the groups that were trained on come from the past."""
+        replayed = dict(zip((group.id for group in self.groups), self.draw.replayed, strict=True))
+        return sum(replayed[one] for one in self.trained.groups)
 
     def rewards_by_version(self) -> dict[str, Json]:
         """Map each oldest version to its mean reward and number of groups, to show later how much was gained."""

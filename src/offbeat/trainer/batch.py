@@ -35,9 +35,9 @@ from torch import Tensor
 from offbeat.errors import PackingError
 from offbeat.objective.credit import Credit, assign_credit
 from offbeat.objective.losses import Counts
-from offbeat.objective.spec import Objective
+from offbeat.objective.spec import Advantage, Objective
 from offbeat.seeds import derive
-from offbeat.types import UNKNOWN, Completion, Group, Score
+from offbeat.types import UNKNOWN, Completion, Group, Score, StepContext
 
 NO_LAG: Final = -1
 """The lag of tokens that no earlier version of this policy wrote: by another model, a person, or a later version."""
@@ -61,6 +61,19 @@ class Batch:
     """For each completion in `trimmed`, its index in a flattened [B · G]."""
     counts: Counts
     """Tokens and completions that are trained on, also in groups that cannot move the policy."""
+    context: StepContext
+
+    @property
+    def fresh_B(self) -> Tensor:
+        """True for groups that this run's policy wrote and that are not drawn from the past."""
+        context = self.context
+        return torch.tensor(
+            [
+                group.id not in context.replayed and (context.published is None or group.oldest_version is not None)
+                for group in self.groups
+            ],
+            dtype=torch.bool,
+        )
 
     def ids(self, chosen_B: Tensor) -> tuple[str, ...]:
         """Return the ids of the chosen groups."""
@@ -68,9 +81,9 @@ class Batch:
 
 
 def assemble_batch(
-    groups: Sequence[Group], objective: Objective, *, step: int, seed: int = 0, prior_B2: Tensor | None = None
+    groups: Sequence[Group], objective: Objective, *, step: int, seed: int = 0, context: StepContext | None = None
 ) -> Batch:
-    """Assign credit to `groups` at step `step`. RED-Drop draws from `seed`; shrunk advantages start from `prior_B2`.
+    """Assign credit to `groups` at step `step`. RED-Drop draws from `seed`; shrunk advantages need `context.priors`.
 
     >>> from offbeat.types import Prompt
     >>> answers = tuple(Completion(f"g/{i}", [5] * (i + 1), UNKNOWN, score=Score(float(i == 2))) for i in range(3))
@@ -78,6 +91,7 @@ def assemble_batch(
     >>> batch.counts, [round(float(a), 2) for a in batch.credit.advantages_BG[0]]
     (Counts(tokens=6, sequences=3), [-0.33, -0.33, 0.67])
     """
+    context = context or StepContext()
     size = max((len(group.completions) for group in groups), default=0)
     rewards_BG = torch.zeros(len(groups), size, dtype=torch.float64)
     scored_BG = torch.zeros(len(groups), size, dtype=torch.bool)
@@ -88,6 +102,7 @@ def assemble_batch(
             if isinstance(completion.score, Score):
                 rewards_BG[b, g], scored_BG[b, g] = completion.score.reward, True
     seeds = [derive(seed, "red-drop", group.id) for group in groups]
+    prior_B2 = _priors(groups, context) if objective.advantage is Advantage.SHRUNK else None
     credit = assign_credit(objective, rewards_BG, scored_BG, lengths_BG, group_seeds=seeds, prior_B2=prior_B2)
     trained_BG = credit.trained_BG & (lengths_BG > 0)
     counts = Counts(int(lengths_BG[trained_BG].sum()), int(trained_BG.sum()))
@@ -97,7 +112,18 @@ def assemble_batch(
         if moves_policy_B[b] and (chosen := trained_BG[b].nonzero().flatten().tolist()):
             trimmed.append(Group(group.id, group.prompt, tuple(group.completions[g] for g in chosen)))
             flat_indices.append(tuple(b * size + g for g in chosen))
-    return Batch(tuple(groups), step, rewards_BG, scored_BG, credit, tuple(trimmed), tuple(flat_indices), counts)
+    return Batch(
+        tuple(groups), step, rewards_BG, scored_BG, credit, tuple(trimmed), tuple(flat_indices), counts, context
+    )
+
+
+def _priors(groups: Sequence[Group], context: StepContext) -> Tensor:
+    if missing := [group.id for group in groups if group.id not in context.priors]:
+        raise ValueError(
+            f"shrunk advantages need StepContext.priors for every group, and {len(missing)} have none, "
+            f"{missing[0]!r} first; the sampler of a run computes them from the experience log"
+        )
+    return torch.tensor([context.priors[group.id] for group in groups], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -258,6 +284,8 @@ class MicroBatchTensors:
     """NaN where unknown."""
     lags_NT: Tensor
     """k − version, or `NO_LAG`."""
+    published_NT: Tensor
+    """Fresh tokens that the version published last wrote."""
     advantages_N: Tensor
     weights_N: Tensor
     flat_indices_N: Tensor
@@ -281,12 +309,17 @@ def to_tensors(batch: Batch, micro: MicroBatch, *, counted: bool, device: torch.
     def pad(values: list[NDArray[np.generic]], fill: float) -> Tensor:
         return torch.from_numpy(micro.pad(values, fill)).to(device)
 
+    lags_NT = pad([_lags(c, batch.step) for c in completions], NO_LAG)
+    published, replayed = batch.context.published, batch.context.replayed
+    fresh_N = torch.tensor([published is not None and batch.trimmed[b].id not in replayed for b, _ in pairs])
+
     return MicroBatchTensors(
         micro=micro,
         present_NT=torch.from_numpy(micro.present_NT).to(device),
         mask_NT=mask_NT.to(device),
         behavior_NT=pad([_behavior_logprobs(c) for c in completions], np.nan),
-        lags_NT=pad([_lags(c, batch.step) for c in completions], NO_LAG),
+        lags_NT=lags_NT,
+        published_NT=fresh_N.to(device)[:, None] & (lags_NT == batch.step - (published or 0)),
         advantages_N=batch.credit.advantages_BG.flatten()[flat_indices_N].float().to(device),
         weights_N=batch.credit.weights_BG.flatten()[flat_indices_N].float().to(device),
         flat_indices_N=flat_indices_N.to(device),

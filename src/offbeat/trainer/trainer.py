@@ -36,7 +36,18 @@ from offbeat.trainer.forward import ModelCheck, ModelInputs, PolicyModel, check_
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.measures import measure
 from offbeat.trainer.optimizer import MasterAdamW
-from offbeat.types import UNKNOWN, Completion, Group, Score, invalid_logprobs, is_finite_number, outside_vocabulary
+from offbeat.types import (
+    UNKNOWN,
+    Completion,
+    Group,
+    GroupDrift,
+    PublishedDrift,
+    Score,
+    StepContext,
+    invalid_logprobs,
+    is_finite_number,
+    outside_vocabulary,
+)
 
 
 @dataclass(frozen=True)
@@ -68,20 +79,23 @@ class Trained:
     """Ids of the groups that had a forward pass."""
     zero_variance: tuple[str, ...]
     too_small: tuple[str, ...]
-    drift: float | None
-    """Token-level total variation between π_k and α; None if no behavior log-prob is known. The cadence reads it."""
+    published: PublishedDrift
+    """Drift from the version published last. The cadence reads it."""
+    group_drift: dict[str, GroupDrift]
+    """Drift of each group with known log-probs, by id. The sampler retires groups by it."""
     metrics: dict[str, float]
     by_lag: dict[str, dict[str, float]]
+    refused: dict[str, str] = field(default_factory=dict)
+    """Groups that made an update after the first one impossible, by id, with the reason. The step ends with the updates
+    made before; all its groups are trained, and these should not be drawn again."""
 
 
 @dataclass(frozen=True)
 class RefusedBatch:
-    """An update that was not made. Parameters and optimizer are as they were before it."""
+    """A batch that was not trained on: no update was made, and k, parameters and optimizer are as before."""
 
     faults: dict[str, str]
-    """Groups to quarantine: by id, with the reason."""
-    updates: int = 0
-    """Updates of this batch that were made before the refused one. If there are any, the step counts."""
+    """Groups to quarantine: by id, with the reason. The other groups can be trained as a smaller batch."""
 
 
 @dataclass
@@ -120,8 +134,8 @@ class Trainer:
         if self.reference is not None:
             check_model(self.reference.requires_grad_(False), self.settings.token_budget)
 
-    def train(self, groups: Sequence[Group], *, prior_B2: Tensor | None = None) -> Trained | RefusedBatch:
-        """Take one step on `groups`. Every rank gets the whole batch. Only shrunk advantages need `prior_B2`.
+    def train(self, groups: Sequence[Group], context: StepContext | None = None) -> Trained | RefusedBatch:
+        """Take one step on `groups`. Every rank gets the whole batch.
 
         Raises `NoGradient` if no token of the batch would move the policy.
         """
@@ -129,20 +143,24 @@ class Trainer:
         budget, vocab_size = settings.token_budget, self.policy_model.vocab_size
         if faults := find_faults(groups, objective, token_budget=budget, vocab_size=vocab_size):
             return RefusedBatch(faults)
-        batch = assemble_batch(groups, objective, step=self.step, seed=settings.seed, prior_B2=prior_B2)
+        batch = assemble_batch(groups, objective, step=self.step, seed=settings.seed, context=context)
         if not batch.trimmed:
             raise NoGradient(_no_reward_difference(batch))
 
         parts = self._make_micro_batches(batch)
         figures: dict[str, float] = {}
+        faults = {}
         updates = 0
         for _ in range(settings.updates_per_batch):
             loss, moving_tokens, faulty_B = self._forward_backward(batch, parts)
             norm = self.optimizer.grad_norm()
             if faults := _non_finite(batch, faulty_B, norm):
                 self.optimizer.discard()
-                self.step += updates > 0
-                return RefusedBatch(faults, updates)
+                if updates == 0:
+                    return RefusedBatch(faults)
+                for part in parts:  # nothing is measured on a pass that made no update
+                    part.passes.pop()
+                break
             if moving_tokens == 0:
                 self.optimizer.discard()
                 break
@@ -156,15 +174,18 @@ class Trainer:
         measures = measure(batch, parts, gated=gated, ranks=self.ranks)
         self.step += 1
         self._refresh_reference()
+        trained = tuple(group.id for group in batch.trimmed)
         return Trained(
             step=self.step,
             updates=updates,
-            groups=tuple(group.id for group in batch.trimmed),
-            zero_variance=batch.ids(batch.credit.zero_variance_B),
+            groups=trained,
+            zero_variance=tuple(one for one in batch.ids(batch.credit.zero_variance_B) if one not in trained),
             too_small=batch.ids(batch.credit.too_small_B),
-            drift=measures.overall.get("drift_tv_token"),
+            published=measures.published,
+            group_drift=measures.groups,
             metrics=measures.overall | figures | {"updates": float(updates)},
             by_lag=measures.by_lag,
+            refused=faults,
         )
 
     def _make_micro_batches(self, batch: Batch) -> list[MicroBatchTensors]:

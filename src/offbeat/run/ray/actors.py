@@ -35,7 +35,7 @@ from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.tasks.rewards import Columns
 from offbeat.trainer.fsdp import Ranks, join, serving_state
 from offbeat.trainer.trainer import RefusedBatch, Trained
-from offbeat.types import Group, Json
+from offbeat.types import Group, Json, StepContext
 
 HEARTBEAT_GROUP: Final = "heartbeat"
 """The Ray concurrency group of heartbeats."""
@@ -110,9 +110,9 @@ class RankActor:
             "step": self._learner.trainer.step,
         }
 
-    def train(self, groups: Sequence[Group]) -> tuple[Trained | RefusedBatch, int]:
+    def train(self, groups: Sequence[Group], context: StepContext) -> tuple[Trained | RefusedBatch, int]:
         """Train one step; return the outcome and k after it."""
-        outcome = self._learner.train(groups)
+        outcome = self._learner.train(groups, context)
         return outcome, self._learner.trainer.step
 
     def publish(self, version: int) -> dict[str, Json]:

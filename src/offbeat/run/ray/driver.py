@@ -20,7 +20,7 @@ from offbeat.run.desk import Desk
 from offbeat.run.journal import Journal
 from offbeat.run.ray.actors import HEARTBEAT_SECONDS, DeskCall, Heartbeat
 from offbeat.trainer.trainer import RefusedBatch, Trained
-from offbeat.types import Group, Json
+from offbeat.types import Group, Json, StepContext
 
 START_SECONDS: Final = 180.0
 """Limit for the first heartbeat: the process has to start and import its modules."""
@@ -162,9 +162,9 @@ class ClusterLearner:
         self.step = int(str(details["step"]))
         return details
 
-    async def train(self, groups: Sequence[Group]) -> Trained | RefusedBatch:
+    async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
         outcome: Trained | RefusedBatch
-        outcome, self.step = await self._call_all("train", ray.put(list(groups)))
+        outcome, self.step = await self._call_all("train", ray.put(list(groups)), context)
         return outcome
 
     async def publish(self, version: int) -> Mapping[str, Json]:
