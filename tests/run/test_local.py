@@ -12,6 +12,7 @@ from offbeat.config import Config, parse
 from offbeat.errors import RunError
 from offbeat.events import EventKind
 from offbeat.experience.feedback import LateScore
+from offbeat.experience.ledger import Fate
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.build import load_tokenizer, make_task
 from offbeat.run.directory import RunDirectory
@@ -203,3 +204,37 @@ def test_the_time_budget_sums_to_wall_time(model: Path, tmp_path: Path) -> None:
     events, _ = ran(config(model, steps=3), tmp_path / "run")
     [end] = [event for event in events if event["kind"] == EventKind.ENDED]
     assert sum(end["seconds"].values()) == pytest.approx(end["at"] - events[0]["at"], abs=2.0)
+
+
+def test_replay_draws_its_share_with_the_settings_as_shipped(model: Path, tmp_path: Path) -> None:
+    events, directory = ran(config(model, steps=8, sampler={"mode": "replay"}), tmp_path / "run")
+    steps = [event for event in events if event["kind"] == EventKind.STEP]
+    assert all(max(event["lags"], default=0) <= len(steps) for event in steps)
+    with ExperienceLog.open(directory.experience) as log:
+        ledger = log.ledger()
+    ledger.check()
+    assert ledger.uses > ledger.counts[Fate.TRAINED], "groups of this run were used again"
+    measured = [drift for fate in ledger.fates.values() for drift in fate.drift]
+    assert measured and all(drift is not None and 0 <= drift <= 1 for drift in measured)
+
+
+@pytest.mark.parametrize("offset", [1, 3])
+def test_an_offset_trains_every_group_exactly_so_many_steps_late(offset: int, model: Path, tmp_path: Path) -> None:
+    asked = config(model, steps=8, sync={"every": 1, "offset": offset}, trainer={"save_every": 3})
+    events, directory = ran(asked, tmp_path / "run")
+    lags = [event["lags"] for event in events if event["kind"] == EventKind.STEP]
+    assert [set(one) for one in lags if one] == [{min(k, offset)} for k in range(8) if lags[k]]
+    with ExperienceLog.open(directory.experience) as log:
+        assert log.ledger().generated == 8 * 4, "nothing is generated for steps after the last"
+
+
+def test_a_run_that_publishes_by_cost_measures_both_sides(model: Path, tmp_path: Path) -> None:
+    asked = config(model, sync={"by_cost": True, "every": 3})
+    events, directory = ran(asked, tmp_path / "run")
+    reasons = {event["why"] for event in events if event["kind"] == EventKind.PUBLISHED}
+    assert reasons <= {"first", "cost", "longest"} and len(reasons) > 1
+    with Checkpoints(directory.checkpoints, config=fixed_settings(asked)) as checkpoints:
+        newest = checkpoints.newest()
+    assert newest is not None
+    saved = newest.manifest.extras["evidence"]
+    assert saved["costs"] and all(cost > 0 for cost in saved["costs"])

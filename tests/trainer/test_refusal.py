@@ -78,6 +78,18 @@ class TestRefusal:
         refused = a_trainer(Objective()).train([group])
         assert isinstance(refused, RefusedBatch) and "the prompt is empty" in refused.faults["g"]
 
+    def test_a_later_update_that_is_refused_ends_the_step_with_the_updates_before_it(self) -> None:
+        groups = some_groups(6)
+        once, trainer = a_trainer(Objective(), rate=1e30), a_trainer(Objective(), rate=1e30, updates_per_batch=3)
+        alone, done = once.train(groups), trainer.train(groups)
+        assert isinstance(alone, Trained) and isinstance(done, Trained)
+        assert done.updates == 1 and done.step == trainer.step == 1 and done.groups == tuple(g.id for g in groups)
+        assert done.refused and set(done.refused) <= set(done.groups)
+        assert "not finite" in next(iter(done.refused.values()))
+        assert torch.equal(parameters(trainer), parameters(once)), "only the first update was made"
+        assert all(math.isfinite(value) for value in done.metrics.values()), "nothing is measured on the refused pass"
+        assert done.metrics == alone.metrics and not alone.refused
+
     def test_an_unscorable_completion_is_ignored(self) -> None:
         groups = some_groups(8)
         odd = replace(groups[0].completions[0], id="x", score=Unscorable("crash"), token_ids=[999], loss_mask=None)
