@@ -13,12 +13,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from offbeat.config.objective import ObjectiveConfig
 from offbeat.config.sections import (
     ClusterConfig,
     EngineConfig,
     EvaluationConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     Positive,
     ReferenceConfig,
@@ -97,6 +97,7 @@ class Config(Section):
     def problems(self) -> list[str]:
         """Return the conflicts between sections."""
         found = self.objective.problems() + self.sync.problems() + self._mode_problems()
+        found += self._objective_problems()
         if self.optimizer.warmup_steps > self.steps:
             found.append(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps}: the run ends before the warm-up, at steps = "
@@ -123,6 +124,9 @@ class Config(Section):
                 "set objective.kl_coefficient above 0, or remove reference.refresh_every"
             )
         return found
+
+    def _objective_problems(self) -> list[str]:
+        return self.objective.problems_with_one_update() if self.updates_per_batch == 1 else []
 
     def _mode_problems(self) -> list[str]:
         found = []

@@ -2,7 +2,7 @@
 
     groups ─ find_faults ─ assemble_batch (credit, once) ─ plan_micro_batches
                                                              │
-        update 1    forward and backward of every micro-batch, then AdamW
+        update 1    forward and backward of every micro-batch, then AdamW; a gate over the whole batch looks first
         update 2…i  the same; the log-probs of update 1 are the proximal policy's, so it needs no pass of its own
                                                              │
                                                     measure ─ Trained, or RefusedBatch with the broken groups
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from offbeat.errors import NoGradient
 from offbeat.objective.losses import Loss, Streams, policy_loss
-from offbeat.objective.spec import Need, NoGate, Objective
+from offbeat.objective.spec import Advantage, CutOff, Need, NoGate, Objective
 from offbeat.trainer.batch import (
     Batch,
     ForwardPass,
@@ -32,11 +32,21 @@ from offbeat.trainer.batch import (
     plan_micro_batches,
     to_tensors,
 )
+from offbeat.trainer.first_look import first_look
 from offbeat.trainer.forward import ModelCheck, ModelInputs, PolicyModel, check_model, to_model_inputs
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.measures import measure
 from offbeat.trainer.optimizer import MasterAdamW
-from offbeat.types import UNKNOWN, Completion, Group, Score, invalid_logprobs, is_finite_number, outside_vocabulary
+from offbeat.types import (
+    UNKNOWN,
+    Completion,
+    Finish,
+    Group,
+    Score,
+    invalid_logprobs,
+    is_finite_number,
+    outside_vocabulary,
+)
 
 
 @dataclass(frozen=True)
@@ -192,12 +202,14 @@ class Trainer:
         """
         settings = self.settings
         groups, size = batch.rewards_BG.shape
+        gates = self._first_look(batch, parts) if settings.objective.needs_first_look else [None] * len(parts)
         found = torch.zeros(2 + groups, dtype=torch.float64, device=self.policy_model.device)
-        for part in parts:
+        for part, gate_NT in zip(parts, gates, strict=True):
             stats = self.policy_model(self._model_inputs(part))
             policy_NT = part.pad(stats.logprobs)
             streams = _loss_streams(part, policy_NT)
-            loss = policy_loss(settings.objective, streams, batch.counts, length_limit=settings.length_limit)
+            limit = settings.length_limit
+            loss = policy_loss(settings.objective, streams, batch.counts, length_limit=limit, gate_NT=gate_NT)
             loss.total.backward()
             part.passes.append(ForwardPass(policy_NT.detach(), part.pad(stats.entropies.detach()), loss.passed_NT))
             faulty_N = (part.mask_NT & ~policy_NT.isfinite()).any(-1)
@@ -206,6 +218,12 @@ class Trainer:
             found[2 + part.flat_indices_N[faulty_N] // size] = 1
         found = self.ranks.sum(found).cpu()
         return float(found[0]), int(found[1]), found[2:] > 0
+
+    @torch.no_grad()
+    def _first_look(self, batch: Batch, parts: list[MicroBatchTensors]) -> list[Tensor | None]:
+        """Return what the gates over the whole batch let through, for each micro-batch."""
+        looks = [_loss_streams(part, part.pad(self.policy_model(self._model_inputs(part)).logprobs)) for part in parts]
+        return [*first_look(self.settings.objective, batch, parts, looks, self.ranks)]
 
     def _refresh_reference(self) -> None:
         every = self.settings.refresh_every
@@ -247,7 +265,8 @@ def find_faults(groups: Sequence[Group], objective: Objective, *, token_budget: 
     for group in groups:
         faults = [_prompt_fault(group, vocab_size)]
         for completion in group.completions:
-            if isinstance(completion.score, Score):
+            masked = objective.truncated is CutOff.MASK and completion.finish is Finish.LENGTH
+            if isinstance(completion.score, Score) and not masked:
                 faults.append(
                     _completion_fault(group, completion, completion.score, objective, token_budget, vocab_size)
                 )
@@ -270,6 +289,8 @@ def _completion_fault(
     name, tokens = f"completion {completion.id}", len(group.prompt.token_ids) + len(completion.token_ids)
     if not is_finite_number(score.reward):
         return f"{name}: reward {score.reward}"
+    if objective.advantage is Advantage.SHRUNK and not 0 <= score.reward <= 1:
+        return f"{name}: reward {score.reward}, and shrunk advantages need rewards in [0, 1]"
     if tokens > token_budget:
         return f"{name}: {tokens} tokens with its prompt, more than the token budget of {token_budget}"
     if completion.behavior_logprobs is UNKNOWN:
