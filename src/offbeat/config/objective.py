@@ -174,8 +174,10 @@ class ObjectiveConfig(Section):
             return []
         found = []
         if isinstance(gate, CentredBand) and self.clip[0] != self.clip[1]:
+            width = self.clip[0]
             found.append(
-                f"{self._setting('clip')}: {self.preset!r} has one width; set [{self.clip[0]}, {self.clip[0]}]"
+                f"{self._setting('clip')}: {self.preset!r} has one width; set [{width}, {width}], with "
+                "updates_per_batch above 1 so that the band can bind"
             )
         if min(self.clip) < 0 or self.clip[0] > 1:
             found.append(f"{self._setting('clip')}: need 0 ≤ ε_lo ≤ 1 and ε_hi ≥ 0, for example [0.2, 0.2]")
