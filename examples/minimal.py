@@ -24,6 +24,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from offbeat.objective.bound import effective_sample_size, total_variation
 from offbeat.objective.credit import Credit, assign_credit
+from offbeat.objective.gates import gate_batch
 from offbeat.objective.logprobs import token_stats
 from offbeat.objective.losses import Streams, counts, log_ratios, policy_loss
 from offbeat.objective.presets import PRESETS
@@ -153,7 +154,11 @@ def loss_of(objective: Objective, rollout: Rollout, credit: Credit, policy_NT: T
         weights_N=weights_N,
         mask_NT=mask_NT,
     )
-    return policy_loss(objective, streams, counts(mask_NT), length_limit=T).total
+    gate_NT = None
+    if objective.needs_first_look:
+        log_ratios_NT = log_ratios(policy_NT.detach(), rollout.behavior_NT, mask_NT)
+        gate_NT = gate_batch(objective, log_ratios_NT, advantages_N, mask_NT, group_size=G)
+    return policy_loss(objective, streams, counts(mask_NT), length_limit=T, gate_NT=gate_NT).total
 
 
 def drift(rollout: Rollout, proximal_NT: Tensor) -> str:

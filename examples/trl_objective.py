@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from offbeat.config.sections import ObjectiveConfig
+from offbeat.config.objective import ObjectiveConfig
 from offbeat.objective.credit import assign_credit
 from offbeat.objective.losses import Counts, Streams, policy_loss
 from offbeat.seeds import derive

@@ -10,7 +10,23 @@ from offbeat.config import Config, parse
 from offbeat.config.toml_file import load
 from offbeat.errors import ConfigError
 from offbeat.objective.presets import PRESETS
-from offbeat.objective.spec import KL, CentredBand, Importance, Need, OneSide
+from offbeat.objective.spec import (
+    KL,
+    Advantage,
+    CentredBand,
+    CutOff,
+    ExpWeight,
+    GroupESS,
+    Importance,
+    KLEstimator,
+    Need,
+    OneSide,
+    Reject,
+    Ring,
+    SecondMoment,
+    SquaredLogRatio,
+    Truncate,
+)
 
 
 def problems(data: dict[str, Any]) -> list[str]:
@@ -55,7 +71,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
 def test_more_lag_than_reported_is_refused_with_three_fixes() -> None:
     (problem,) = problems({"objective": {"preset": "reinforce"}, "sync": {"every": 10}})
     assert "set sync.every = 1" in problem and "rec-oneside-nois" in problem and "untested_lag" in problem
-    assert "cispo" not in problem, "it is reported for less lag than asked for"
+    assert "gspo" not in problem, "it is reported for less lag than asked for"
     parse({"objective": {"preset": "reinforce", "untested_lag": True}, "sync": {"every": 10}})
 
 
@@ -72,11 +88,49 @@ def test_truncated_sampling_is_refused_if_the_objective_needs_the_whole_distribu
         ({"preset": "grpo-off-policy", "clip": [0.2, 0.3]}, "one width"),
         ({"preset": "grpo", "clip": [1.5, 0.2]}, "0 ≤ ε_lo ≤ 1"),
         ({"preset": "red-drop", "weight_cap": 2.0}, "no importance weight"),
+        ({"preset": "m2po", "clip": [0.2, 0.2]}, "a gate without a clip, whose limit is objective.m2_limit"),
+        ({"preset": "grpo", "outer_clip": [0.6, 2.0]}, "no ring"),
+        ({"preset": "grpo", "m2_limit": 0.04}, "no gate on the second moment"),
+        ({"preset": "grpo", "correction_cap": 2.0}, "no correction factor π_k/α"),
+        ({"preset": "ess-gate", "reject_band": [0.5, 2.0]}, "no band of π_k/α"),
+        ({"preset": "sequence-mask", "min_ess": 0.5}, "no gate on the effective sample size"),
+        ({"preset": "red-weight-adaptive", "temperature": 1.0}, "chosen per batch, within objective.temperature_range"),
+        ({"preset": "grpo", "temperature": 1.0}, "no exponential weight"),
+        ({"preset": "red-weight", "temperature_range": [1.0, 2.0]}, "no temperature that is chosen per batch"),
+        ({"preset": "grpo", "exponent_cap": 5.0}, "no exponential weight"),
+        ({"preset": "grpo", "tau": 0.1}, "no square of the log-ratio"),
+        ({"preset": "rec-ring", "outer_clip": [0.1, 2.0]}, "need 0.2 ≤ ε'_lo < 1 and ε'_hi ≥ 0.2"),
+        ({"preset": "sequence-mask", "reject_band": [1.1, 2.0]}, "need 0 ≤ low ≤ 1 ≤ high"),
+        ({"preset": "red-weight-adaptive", "temperature_range": [3.0, 2.0]}, "need 0 < lowest ≤ highest"),
+        ({"preset": "reinforce", "epsilon": 0.1}, "'centred' advantages are not divided"),
+        ({"preset": "dapo", "advantage": "shrunk"}, "set objective.zero_variance_mask = false"),
+        ({"preset": "grpo", "prior_halflife": 20.0}, "set objective.advantage = 'shrunk'"),
+        ({"preset": "grpo", "kl_estimator": "k3"}, "set objective.kl_coefficient above 0"),
     ],
 )
 def test_changes_that_conflict_with_the_preset_are_refused(objective: dict[str, Any], message: str) -> None:
     (problem,) = problems({"objective": objective})
+    assert message in problem and problem.startswith("objective.")
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ({"preset": "grpo-off-policy", "clip": [0.1, 0.1]}, "the band never binds; set updates_per_batch above 1"),
+        ({"preset": "tis", "clip": [0.1, 0.1]}, "the band never binds; set updates_per_batch above 1"),
+        ({"preset": "tis", "weight_cap": 3.0}, "set objective.correction_cap, which caps π_k/α"),
+        ({"preset": "decoupled-ppo", "weight_cap": 3.0}, "is 1; set objective.correction_cap"),
+    ],
+)
+def test_what_one_update_a_batch_makes_idle_is_refused(objective: dict[str, Any], message: str) -> None:
+    (problem,) = problems({"objective": objective})
     assert message in problem
+    parse({"objective": objective | {"untested_lag": True}, "updates_per_batch": 2})
+
+
+def test_the_weight_cap_of_a_ratio_against_the_behavior_policy_is_accepted_with_one_update() -> None:
+    parse({"objective": {"preset": "grpo-off-policy", "weight_cap": 3.0}})
+    parse({"objective": {"preset": "gspo", "clip": [0.1, 0.1]}})
 
 
 def test_a_reference_that_nothing_uses_is_refused() -> None:
@@ -97,8 +151,38 @@ def test_changes_reach_the_objective() -> None:
     assert objective.gate == OneSide(0.6, 2.0) and objective.weight == Importance(5.0)
     assert objective.regularizers == (KL(0.01, weighted=True),) and objective.zero_variance_mask
     assert Need.REFERENCE in objective.needs
-    band = parse({"objective": {"preset": "grpo-off-policy", "clip": [0.1, 0.1]}}).objective.resolve()
-    assert band.gate == CentredBand(0.1)
+    banded = {"preset": "grpo-off-policy", "clip": [0.1, 0.1], "untested_lag": True}
+    assert parse({"objective": banded, "updates_per_batch": 2}).objective.resolve().gate == CentredBand(0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "axis", "expected"),
+    [
+        ({"preset": "rec-ring", "outer_clip": [0.5, 3.0]}, "gate", Ring(0.2, 0.2, 0.5, 3.0)),
+        ({"preset": "m2po", "m2_limit": 0.1}, "gate", SecondMoment(0.1)),
+        ({"preset": "tis", "correction_cap": 4.0}, "correction", Truncate(4.0)),
+        ({"preset": "sequence-mask", "reject_band": [0.8, 1.5]}, "reject", Reject(0.8, 1.5)),
+        ({"preset": "ess-gate", "min_ess": 0.7}, "reject", GroupESS(0.7)),
+        ({"preset": "red-weight", "temperature": 2.0, "exponent_cap": 3.0}, "exp_weight", ExpWeight(2.0, 3.0)),
+        (
+            {"preset": "red-weight-adaptive", "temperature_range": [1.0, 9.0]},
+            "exp_weight",
+            ExpWeight(adaptive=True, lowest=1.0, highest=9.0),
+        ),
+        ({"preset": "opmd", "tau": 0.5}, "regularizers", (SquaredLogRatio(0.5),)),
+        ({"preset": "asymre", "baseline_shift": 0.3}, "baseline_shift", 0.3),
+        ({"preset": "grpo", "epsilon": 1e-6}, "epsilon", 1e-6),
+        ({"preset": "grpo", "truncated": "mask"}, "truncated", CutOff.MASK),
+        ({"preset": "grpo", "advantage": "shrunk", "prior_halflife": 9.0}, "advantage", Advantage.SHRUNK),
+        (
+            {"preset": "reinforce", "kl_coefficient": 0.1, "kl_estimator": "k2"},
+            "regularizers",
+            (KL(0.1, KLEstimator.K2),),
+        ),
+    ],
+)
+def test_every_constant_of_a_preset_can_be_changed(changes: dict[str, Any], axis: str, expected: object) -> None:
+    assert getattr(parse({"objective": changes}).objective.resolve(), axis) == expected
 
 
 def test_a_file_is_read_and_a_broken_one_is_explained(tmp_path: Path) -> None:

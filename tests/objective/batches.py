@@ -7,7 +7,8 @@ from naive import Case
 from torch import Tensor
 
 from offbeat.objective.credit import Credit, assign_credit
-from offbeat.objective.losses import Counts, Streams, counts, policy_loss
+from offbeat.objective.gates import gate_batch
+from offbeat.objective.losses import Counts, Loss, Streams, counts, log_ratios, policy_loss
 from offbeat.objective.spec import Need, Objective
 from offbeat.types import UNKNOWN
 
@@ -62,5 +63,19 @@ class Batch:
             self.trained[rows],
         )
 
+    def gate(self, objective: Objective) -> Tensor | None:
+        """Return what gates over the whole batch let through, if the objective has one."""
+        if not objective.needs_first_look:
+            return None
+        ratios = log_ratios(self.policy.detach(), self.behavior, self.trained)
+        advantages, size = self.credit.advantages_BG.reshape(-1), self.credit.advantages_BG.shape[1]
+        return gate_batch(objective, ratios, advantages, self.trained, group_size=size)
+
+    def full_loss(self, objective: Objective, rows: Tensor | slice = slice(None), *, length_limit: int = 9) -> Loss:
+        gate = self.gate(objective)
+        gate = gate if gate is None else gate[rows]
+        streams = self.streams(objective, rows)
+        return policy_loss(objective, streams, self.counts(), length_limit=length_limit, gate_NT=gate)
+
     def loss(self, objective: Objective, rows: Tensor | slice = slice(None), *, length_limit: int = 9) -> Tensor:
-        return policy_loss(objective, self.streams(objective, rows), self.counts(), length_limit=length_limit).total
+        return self.full_loss(objective, rows, length_limit=length_limit).total

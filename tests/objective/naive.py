@@ -1,6 +1,7 @@
 """A slow reference implementation of every preset: float64, Python loops, the published formulas and autograd.
 
-It shares no code with `offbeat.objective` except the preset names and, for RED-Drop, the seeded draw.
+It shares no code with `offbeat.objective` except the preset names and, for RED-Drop, the seeded draw. M2PO stops
+tokens within 1e-5 of the last one together with it, which the published algorithm leaves to the order.
 """
 
 import math
@@ -43,7 +44,7 @@ class Case:
 
 MASKED = {"grpo-masked", "grpo-off-policy", "dapo"}
 WHITENED = {"grpo-masked", "grpo-off-policy"}
-STD = {"grpo", "dapo", "cispo", "gspo", "tis", "decoupled-ppo", "sequence-mask", "geometric-mask"}
+STD = {"grpo", "dapo", "cispo", "gspo", "m2po", "tis", "decoupled-ppo", "sequence-mask", "geometric-mask"}
 PER_COMPLETION_MEAN = {"grpo", "grpo-masked", "grpo-off-policy", "gspo"}
 
 
@@ -53,10 +54,19 @@ def naive_loss(name: str, case: Case) -> Tensor:
     credit = [_advantages(name, rewards, keep) for rewards, keep in zip(case.rewards, kept, strict=True)]
     trained = [(b, g) for b, keep in enumerate(kept) for g in keep]
     temperature = _temperature(name, case, credit, trained)
+    stopped = _stopped_tokens(case, credit, trained) if name == "m2po" else set()
     values, tokens = [], 0
     for b, g in trained:
         pi, alpha, prox = case.policy[b][g], case.behavior[b][g], case.proximal[b][g]
-        value = _completion(name, credit[b][g], pi, alpha, prox, temperature)
+        if name == "m2po":
+            kept = [t for t in range(len(pi)) if (b, g, t) not in stopped]
+            value = (credit[b][g] * (pi - alpha).exp())[kept].sum()
+        elif name == "ess-gate":
+            value = _ppo((pi - alpha).exp(), credit[b][g], 0.2, 0.2).sum()
+            if _ess([case.policy[b][j] - case.behavior[b][j] for x, j in trained if x == b]) < 0.5:
+                value = 0 * pi.sum()
+        else:
+            value = _completion(name, credit[b][g], pi, alpha, prox, temperature)
         if name in PER_COMPLETION_MEAN:
             value = value / len(pi)
         if name == "dr-grpo":
@@ -67,6 +77,45 @@ def naive_loss(name: str, case: Case) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
     by_sequence = name in PER_COMPLETION_MEAN | {"dr-grpo", "opmd", "topr"}
     return -sum(values, torch.zeros((), dtype=torch.float64)) / (len(values) if by_sequence else tokens)
+
+
+def _stopped_tokens(
+    case: Case, credit: list[dict[int, float]], trained: list[tuple[int, int]]
+) -> set[tuple[int, int, int]]:
+    """M2PO, algorithm 1: leave out the furthest outward token until the mean (log ρ)² of the others is at most 0.04."""
+    left = {}
+    for b, g in trained:
+        for t, (pi, alpha) in enumerate(zip(case.policy[b][g].tolist(), case.behavior[b][g].tolist(), strict=True)):
+            if (credit[b][g] > 0 and pi > alpha) or (credit[b][g] < 0 and pi < alpha):
+                left[b, g, t] = abs(pi - alpha)
+    stopped, last = set(), math.inf
+    while left and sum(x * x for x in left.values()) / len(left) > 0.04:
+        furthest = max(left, key=lambda place: left[place])
+        last = left.pop(furthest)
+        stopped.add(furthest)
+    return stopped | {place for place, x in left.items() if x >= last - 1e-5}
+
+
+def _ess(differences: list[Tensor]) -> float:
+    ratios = [math.exp(float(d.detach().sum())) for d in differences]
+    return sum(ratios) ** 2 / (len(ratios) * sum(r * r for r in ratios))
+
+
+def naive_shrunk(rewards: list[float], scored: list[bool], prior: tuple[float, float], epsilon: float) -> list[float]:
+    """Compute shrunk advantages: for each completion, a Beta posterior from the prior and the other completions."""
+    found = []
+    for i, reward in enumerate(rewards):
+        if not scored[i]:
+            found.append(0.0)
+            continue
+        right, wrong = prior
+        for j, other in enumerate(rewards):
+            if j != i and scored[j]:
+                right, wrong = right + other, wrong + (1 - other)
+        total = right + wrong
+        scale = math.sqrt(right * wrong / (total * (total + 1)) + epsilon)
+        found.append((reward - right / total) / scale)
+    return found
 
 
 def _kept(name: str, rewards: list[float], seed: int) -> list[int]:
@@ -145,6 +194,8 @@ def _completion(name: str, a: float, pi: Tensor, alpha: Tensor, prox: Tensor, te
             return math.exp(min(a / temperature, 10.0)) * a * pi.sum()
         case "opmd":
             return a * pi.sum() - 0.1 / 2 * (pi.sum() - alpha.sum()) ** 2
+        case "opmd-token":
+            return sum(a * p - 0.1 / 2 * (p - q) ** 2 for p, q in zip(pi, alpha, strict=True)) + 0 * pi.sum()
         case "cispo":
             return (sg.clamp(max=5.0) * a * pi).sum()
         case "gspo":

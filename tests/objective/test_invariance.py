@@ -12,6 +12,7 @@ from naive import Case
 from torch import Tensor
 
 from offbeat.objective.credit import assign_credit
+from offbeat.objective.gates import gate_batch
 from offbeat.objective.losses import Streams, counts, policy_loss
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import KL, Aggregate, KLEstimator, Level, Objective, SquaredLogRatio
@@ -160,7 +161,10 @@ def test_nothing_becomes_nan_or_infinite(
     policy = torch.full((size, tokens), -1e4).requires_grad_()
     streams = Streams(policy, policy.detach() - offsets, policy.detach() + further, policy.detach() + offsets,
                       credit.advantages_BG[0], credit.weights_BG[0], mask & credit.trained_BG[0, :, None])  # fmt: skip
-    loss = policy_loss(objective, streams, counts(streams.mask_NT), length_limit=8).total
+    gate = None
+    if objective.needs_first_look:
+        gate = gate_batch(objective, offsets, credit.advantages_BG[0], streams.mask_NT, group_size=size)
+    loss = policy_loss(objective, streams, counts(streams.mask_NT), length_limit=8, gate_NT=gate).total
     loss.backward()
     assert policy.grad is not None
     assert loss.isfinite() and policy.grad.isfinite().all()

@@ -181,16 +181,6 @@ def test_advantages_by_hand() -> None:
     )
     whitened = advantages(Advantage.WHITENED, rewards, scored)
     assert float(whitened[0, 0]) == pytest.approx(0.75 / math.sqrt(0.1875 + 1e-4))
-    # Beta(1 + 1, 3 + 3): E[p(1-p)] = 2·6/(8·9) = 1/6.
-    shrunk = advantages(Advantage.SHRUNK, rewards, scored, prior_B2=torch.tensor([[1.0, 3.0]]), epsilon=0.0)
-    assert float(shrunk[0, 0]) == pytest.approx(0.75 * math.sqrt(6))
-
-
-def test_shrunk_advantages_trust_the_prior_more_than_a_small_lucky_group() -> None:
-    rewards, scored = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones(1, 4, dtype=torch.bool)
-    hard = advantages(Advantage.SHRUNK, rewards, scored, prior_B2=torch.tensor([[1.0, 99.0]]))
-    even = advantages(Advantage.SHRUNK, rewards, scored, prior_B2=torch.tensor([[50.0, 50.0]]))
-    assert hard[0, 0] > 3 * even[0, 0], "a rare success of a hard prompt is worth more"
 
 
 def test_zero_variance_has_a_tolerance() -> None:

@@ -37,9 +37,17 @@ def test_a_step_grows_with_updates_and_recomputation_and_offline_generates_nothi
     save_llama(tmp_path, tied=False)
     base = {"model": {"path": str(tmp_path)}}
     offline = {"run": {"mode": "offline", "experience": "log"}, "sampler": {"mode": "offline"}}
-    one, four, recomputed, none = (
+    looks_first = {"objective": {"preset": "m2po"}}
+    one, four, recomputed, none, looking = (
         forecast(parse(base | change), ModelFiles(tmp_path))
-        for change in ({}, {"updates_per_batch": 4}, {"trainer": {"checkpoint_activations": True}}, offline)
+        for change in (
+            {},
+            {"updates_per_batch": 4},
+            {"trainer": {"checkpoint_activations": True}},
+            offline,
+            looks_first,
+        )
     )
     assert four.training == 4 * one.training and recomputed.training == pytest.approx(one.training * 8 / 6)
+    assert looking.training == pytest.approx(one.training * 8 / 6), "a gate over the whole batch has a pass of its own"
     assert none.generating == 0 < one.generating and one.seconds(1e9) == (one.training + one.generating) / 1e9

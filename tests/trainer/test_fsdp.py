@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ import torch
 from safetensors.torch import load_file
 
 from lab.fixtures.ranks import GRACE, Watch, run_ranks
-from lab.fixtures.small_trainer import one_step_each, small_model, small_trainer, steps_with_checkpoints
+from lab.fixtures.small_trainer import one_step_each, small_batch, small_model, small_trainer, steps_with_checkpoints
 from offbeat.errors import RankDied, RankFailed, RankLost, RankSilent
 from offbeat.objective.presets import PRESETS
+from offbeat.objective.spec import GroupESS, SecondMoment
 from offbeat.trainer.checkpoint import Checkpoints
 from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks, serving_state, shard
+from offbeat.trainer.trainer import Trained
 from offbeat.types import Json
 
 
@@ -42,6 +45,37 @@ def test_two_ranks_make_the_same_update_as_one_process_for_every_preset(tmp_path
     for preset in presets:
         found = [load_file(tmp_path / f"{preset}-{name}.safetensors") for name in ("1-False", "2-True")]
         assert relative(*found) <= 1e-6, preset
+
+
+def gated_steps(ranks: Ranks, preset: str) -> Json:
+    """Take two steps with a gate over the whole batch that stops a part of it; return metrics and weights."""
+    torch.set_num_threads(1)
+    trainer = small_trainer(preset, ranks=ranks, sharded=ranks.size > 1)
+    tight = {"gate": SecondMoment(0.005)} if preset == "m2po" else {"reject": GroupESS(0.95)}
+    trainer.settings = replace(trainer.settings, objective=replace(trainer.settings.objective, **tight))
+    steps: list[Json] = []
+    for step in range(2):
+        done = trainer.train(small_batch(step, groups=7))
+        assert isinstance(done, Trained), done
+        steps.append(dict(done.metrics))
+    weights = [tensor.flatten() for _, tensor in serving_state(trainer.policy_model, torch.float32)]
+    return {"steps": steps, "weights": torch.cat(weights).tolist() if ranks.rank == 0 else None}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("preset", ["m2po", "ess-gate"])
+def test_two_ranks_stop_the_same_tokens_as_one_process_by_a_gate_over_the_whole_batch(preset: str) -> None:
+    alone = gated_steps(Ranks(), preset)
+    both = run_ranks(gated_steps, 2, (preset,))
+    assert isinstance(alone, dict) and isinstance(alone["steps"], list)
+    for rank in both:
+        assert isinstance(rank, dict) and isinstance(rank["steps"], list)
+        for found, expected in zip(rank["steps"], alone["steps"], strict=True):
+            assert isinstance(expected, dict) and 0 < expected["gate_stopped_up"] < 1
+            assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    first = both[0]
+    assert isinstance(first, dict)
+    assert relative(*({"all": torch.tensor(one["weights"])} for one in (alone, first))) <= 1e-6
 
 
 def test_the_serving_state_has_the_names_of_a_state_dict_and_a_tied_head_once() -> None:

@@ -1,6 +1,8 @@
 """The configuration of a run. No torch, so it is checked in milliseconds.
 
 sections.py    the tables of the TOML file, with the meaning of every setting
+objective.py   the table [objective]: a preset and changes to it
+constants.py   the constants that only some presets have
 config.py      the whole configuration, and the rules between sections
 toml_file.py   TOML files and `--set`, with the line number of every problem
 knobs.py       every setting as text, for `offbeat explain` and `offbeat init`

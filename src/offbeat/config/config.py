@@ -16,13 +16,13 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from offbeat.config.conflicts import conflicts
+from offbeat.config.objective import ObjectiveConfig
 from offbeat.config.replays import possible_replays
 from offbeat.config.sections import (
     ClusterConfig,
     EngineConfig,
     EvaluationConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     Positive,
     ReferenceConfig,

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from offbeat.objective.presets import PRESETS, Preset
-from offbeat.objective.spec import Need, NoGate
+from offbeat.objective.spec import Advantage, Need, NoGate
 
 SHARE_KEPT: Final = 0.8
 """A sampler that draws less than this part of its promised share in the second half of a run is refused."""
@@ -21,6 +21,8 @@ def conflicts(config: "Config") -> list[str]:
     """Return the conflicts between sections."""
     modes = _mode_conflicts(config)
     found = config.objective.problems() + config.sync.problems() + modes
+    if config.updates_per_batch == 1:
+        found += config.objective.problems_with_one_update()
     if config.optimizer.warmup_steps > config.steps:
         found.append(
             f"optimizer.warmup_steps = {config.optimizer.warmup_steps}: the run ends before the warm-up, at steps = "
@@ -45,6 +47,11 @@ def conflicts(config: "Config") -> list[str]:
         found.append(
             f"sync.by_cost: {preset.name!r} has no gate, so no gradient is ever stopped and nothing would be "
             "published before the longest time; use sync.every or sync.drift_budget"
+        )
+    if config.sampler.refill and objective.advantage is Advantage.SHRUNK:
+        found.append(
+            "sampler.refill drops groups of equal rewards, from which shrunk advantages learn by comparison with a "
+            "prompt's earlier results; set sampler.refill = false, or choose another objective.advantage"
         )
     if config.reference.refresh_every and Need.REFERENCE not in objective.needs:
         found.append(

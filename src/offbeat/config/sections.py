@@ -1,24 +1,11 @@
-"""The tables of a run's TOML file. The docstring under a setting says what it does and when to change it. No torch."""
+"""The tables of a run's TOML file; [objective] is in objective.py. No torch.
 
-from dataclasses import replace
+The docstring under a setting says what it does and when to change it.
+"""
+
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-
-from offbeat.errors import suggest_nearest
-from offbeat.objective.presets import PRESETS
-from offbeat.objective.spec import (
-    KL,
-    Advantage,
-    Aggregate,
-    CentredBand,
-    Gate,
-    Importance,
-    KLEstimator,
-    Need,
-    NoGate,
-    Objective,
-)
+from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -34,85 +21,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
-
-
-class ObjectiveConfig(Section):
-    """[objective]: a preset, and changes to it. Settings that are left out stay as published."""
-
-    preset: str = "rec-oneside-nois"
-    """The objective. `offbeat objectives` lists all of them with the lag each is known to tolerate."""
-    advantage: Annotated[Advantage | None, FROM_TOML] = None
-    """How the rewards of a group become advantages. Change it to compare normalizations."""
-    clip: Annotated[tuple[float, float] | None, FROM_TOML] = None
-    """(ε_lo, ε_hi) of the preset's gate. Wider is faster and less stable. A centered band takes two equal numbers."""
-    weight_cap: Annotated[float, Field(gt=0)] | None = None
-    """Upper limit of the importance weight. Set it if a few tokens with large ratios dominate the gradient."""
-    zero_variance_mask: bool | None = None
-    """Leave groups of equal rewards out of loss, KL and counts, so that they do not dilute the other groups."""
-    aggregate: Annotated[Aggregate | None, FROM_TOML] = None
-    """How token terms become one number. It decides whether long answers weigh more."""
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """β of the KL term to the reference policy. Raise it to stay close to the reference; 0 needs no reference."""
-    kl_estimator: Annotated[KLEstimator, FROM_TOML] = KLEstimator.K3
-    """k1, k2 or k3; docs/how-it-works/objective.md explains the bias of each."""
-    prior_halflife: Annotated[float, Field(gt=0)] | None = None
-    """Steps after which a prompt's earlier results count half, for advantage = "shrunk"; left out, 50. Lower it if the
-    policy learns fast, so that old results mislead."""
-    untested_lag: bool = False
-    """Allow more lag than is reported for this preset. For experiments: training may collapse."""
-
-    @field_validator("preset")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in PRESETS:
-            raise ValueError(f"is not a preset; {suggest_nearest(name, PRESETS)}")
-        return name
-
-    def resolve(self) -> Objective:
-        """Return the preset with the changes applied."""
-        objective = PRESETS[self.preset].objective
-        if self.advantage is not None:
-            objective = replace(objective, advantage=self.advantage)
-        if self.clip is not None:
-            objective = replace(objective, gate=_clipped(objective.gate, *self.clip))
-        if self.weight_cap is not None:
-            objective = replace(objective, weight=Importance(cap=self.weight_cap))
-        if self.zero_variance_mask is not None:
-            objective = replace(objective, zero_variance_mask=self.zero_variance_mask)
-        if self.aggregate is not None:
-            objective = replace(objective, aggregate=self.aggregate)
-        if self.kl_coefficient > 0:
-            # On lagged samples the KL is biased unless it is weighted, which needs α. Weight it if α is there anyway.
-            weighted = Need.BEHAVIOR in objective.needs
-            penalty = KL(self.kl_coefficient, self.kl_estimator, weighted)
-            objective = replace(objective, regularizers=(*objective.regularizers, penalty))
-        return objective
-
-    def problems(self) -> list[str]:
-        """Return the conflicts between settings of this section."""
-        found = []
-        preset = PRESETS[self.preset].objective
-        if self.clip is not None:
-            if isinstance(preset.gate, NoGate):
-                found.append(f"objective.clip = {self.clip}: {self.preset!r} has no gate; remove objective.clip")
-            if isinstance(preset.gate, CentredBand) and self.clip[0] != self.clip[1]:
-                found.append(
-                    f"objective.clip = {self.clip}: {self.preset!r} has one width; set [{self.clip[0]}, {self.clip[0]}]"
-                )
-            if min(self.clip) < 0 or self.clip[0] > 1:
-                found.append(f"objective.clip = {self.clip}: need 0 ≤ ε_lo ≤ 1 and ε_hi ≥ 0, for example [0.2, 0.2]")
-        if self.weight_cap is not None and not isinstance(preset.weight, Importance):
-            cap = f"objective.weight_cap = {self.weight_cap:g}"
-            found.append(f"{cap}: {self.preset!r} has no importance weight; remove objective.weight_cap")
-        return found
-
-
-def _clipped(gate: Gate, low: float, high: float) -> Gate:
-    if isinstance(gate, CentredBand):
-        return CentredBand(low)
-    if isinstance(gate, NoGate):
-        return gate
-    return replace(gate, low=low, high=high)
 
 
 class SamplingConfig(Section):

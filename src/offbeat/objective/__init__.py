@@ -5,6 +5,7 @@ An objective is a value (`spec.Objective`), the published ones are in `presets.P
     credit.assign_credit   rewards of whole groups  ->  advantages and weights, once per batch
     losses.policy_loss     log-probs of any rows    ->  a loss that adds up over micro-batches and ranks
 
+gates.py      gates over the whole batch, which `policy_loss` takes as an argument
 logprobs.py   log-probs and entropies from hidden states, without full logits
 bound.py      drift from the data, and the improvement that the data still guarantees
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offbeat.objective.spec import Advantage, Objective
+from offbeat.objective.spec import Advantage, CutOff, Objective
 
-EPSILON = 1e-4
-"""Keeps the division finite if all rewards of a group agree. The value of Mroueh et al. 2025 and of TRL."""
+EPSILON = Objective().epsilon
 
 VARIANCE_TOLERANCE = 1e-12
 """Relative to the squared rewards: a difference of a millionth is none. With ==, 0.1 + 0.2 would differ from 0.3."""
@@ -28,7 +27,8 @@ def advantages(
 ) -> Tensor:
     """Return advantages [B, G] of the given kind; 0 for completions without a score and in groups of equal rewards.
 
-    `prior_B2` holds pseudo-counts (right, wrong) of each prompt from earlier data. Only `SHRUNK` uses it.
+    Only `SHRUNK` uses `prior_B2`, the pseudo-counts (right, wrong) of each prompt from earlier data, without this
+    group. It compares a completion with that history too, so groups of equal rewards have advantages.
 
     >>> rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
     >>> advantages(Advantage.CENTRED, rewards, torch.ones_like(rewards, dtype=torch.bool))
@@ -37,6 +37,8 @@ def advantages(
     _check(rewards_BG, scored_BG)
     count_B1 = scored_BG.sum(-1, keepdim=True).clamp(min=1)
     rewards_BG = torch.where(scored_BG, rewards_BG, 0.0)
+    if kind is Advantage.SHRUNK:
+        return _shrunk(rewards_BG, scored_BG, prior_B2, epsilon)
     # Rounding leaves centered equal rewards slightly off zero, and dividing by a tiny deviation would amplify that.
     contrast_BG = scored_BG & ~zero_variance(rewards_BG, scored_BG)[:, None]
     centred_BG = torch.where(contrast_BG, rewards_BG - rewards_BG.sum(-1, keepdim=True) / count_B1, 0.0)
@@ -53,21 +55,31 @@ def advantages(
             return centred_BG / ((sum_squares_B1 / (count_B1 - 1).clamp(min=1)).sqrt() + epsilon)
         case Advantage.LEAVE_ONE_OUT:
             return centred_BG * count_B1 / (count_B1 - 1).clamp(min=1)
-        case Advantage.SHRUNK:
-            return centred_BG / (_posterior_variance(rewards_BG, count_B1, prior_B2) + epsilon).sqrt()
 
 
-def _posterior_variance(rewards_BG: Tensor, count_B1: Tensor, prior_B2: Tensor | None) -> Tensor:
-    """E[p(1-p)] for a success rate p ~ Beta(prior + this group's counts); rewards in [0, 1].
+def _shrunk(rewards_BG: Tensor, scored_BG: Tensor, prior_B2: Tensor | None, epsilon: float) -> Tensor:
+    """(r_i - m_i)/√(E[p(1-p)] + ε), with the success rate p ~ Beta(a_i, b_i) and its mean m_i = a_i/(a_i + b_i).
 
-    G samples of a hard prompt often have no variance at all, although earlier data shows that there is some.
+    a_i and b_i are the prior's counts and those of the group's other completions. Neither baseline nor scale depends on
+    r_i, so the expected gradient keeps its direction.
     """
     if prior_B2 is None:
         raise ValueError("shrunk advantages need prior_B2: the (right, wrong) pseudo-counts of each prompt")
-    right_B1 = prior_B2[:, :1] + rewards_BG.sum(-1, keepdim=True)
-    wrong_B1 = prior_B2[:, 1:] + count_B1 - rewards_BG.sum(-1, keepdim=True)
-    total_B1 = right_B1 + wrong_B1
-    return right_B1 * wrong_B1 / (total_B1 * (total_B1 + 1))
+    if prior_B2.shape != (len(rewards_BG), 2) or not bool((prior_B2.isfinite() & (prior_B2 >= 0)).all()):
+        raise ValueError(
+            f"prior_B2 must be [B, 2] = {(len(rewards_BG), 2)} with counts of at least 0, not {tuple(prior_B2.shape)}"
+        )
+    if not bool(((rewards_BG >= 0) & (rewards_BG <= 1)).all()):
+        low, high = float(rewards_BG.min()), float(rewards_BG.max())
+        raise ValueError(f"shrunk advantages need rewards in [0, 1], not {low:g} to {high:g}: rescale the rewards")
+    prior_B2 = prior_B2.to(rewards_BG)
+    others_BG = scored_BG.sum(-1, keepdim=True) - scored_BG.to(rewards_BG.dtype)
+    others_right_BG = rewards_BG.sum(-1, keepdim=True) - rewards_BG
+    a_BG = (prior_B2[:, :1] + others_right_BG).clamp(min=0)  # rounding may leave a difference just below 0
+    b_BG = (prior_B2[:, 1:] + others_BG - others_right_BG).clamp(min=0)
+    total_BG = (a_BG + b_BG).clamp(min=torch.finfo(rewards_BG.dtype).tiny)
+    scale_BG = (a_BG * b_BG / (total_BG * (total_BG + 1)) + epsilon).sqrt()
+    return torch.where(scored_BG, (rewards_BG - a_BG / total_BG) / scale_BG, 0.0)
 
 
 def zero_variance(rewards_BG: Tensor, scored_BG: Tensor) -> Tensor:
@@ -162,6 +174,7 @@ class Credit:
     trained_BG: Tensor
     """False for missing, unscorable, dropped and masked completions, which enter no loss and no count."""
     zero_variance_B: Tensor
+    """True for groups of equal rewards, whether or not they are trained on."""
     too_small_B: Tensor
     """True for groups with fewer than two scored completions: there is nothing to compare."""
 
@@ -184,10 +197,12 @@ def assign_credit(
     *,
     group_seeds: Sequence[int] = (),
     prior_B2: Tensor | None = None,
+    truncated_BG: Tensor | None = None,
 ) -> Credit:
     """Compute the credit of every completion of a batch.
 
-    `lengths_BG` counts trained tokens. RED-Drop uses `group_seeds`, one per group; `SHRUNK` uses `prior_B2`.
+    `lengths_BG` counts trained tokens. RED-Drop uses `group_seeds`, one per group; `SHRUNK` uses `prior_B2`;
+    `CutOff.MASK` uses `truncated_BG`, True for completions that were cut off at the length limit.
 
     >>> rewards, lengths = torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[3, 5], [4, 4]])
     >>> scored = torch.ones(2, 2, dtype=torch.bool)
@@ -195,6 +210,10 @@ def assign_credit(
     >>> credit.advantages_BG[0], credit.trained_BG[1]
     (tensor([ 0.5000, -0.5000]), tensor([False, False]))
     """
+    if objective.truncated is CutOff.MASK:
+        if truncated_BG is None:
+            raise ValueError("an objective that masks truncated completions needs truncated_BG: which ones those are")
+        scored_BG = scored_BG & ~truncated_BG
     zero_variance_B = zero_variance(rewards_BG, scored_BG)
     too_small_B = scored_BG.sum(-1) < 2
     trained_BG = scored_BG & ~too_small_B[:, None]
@@ -202,12 +221,15 @@ def assign_credit(
         trained_BG = trained_BG & ~zero_variance_B[:, None]
     if objective.drop_surplus:
         trained_BG = drop_surplus(rewards_BG, trained_BG, group_seeds)
-    advantages_BG = advantages(objective.advantage, rewards_BG, trained_BG, prior_B2=prior_B2)
+    epsilon = objective.epsilon
+    advantages_BG = advantages(objective.advantage, rewards_BG, trained_BG, prior_B2=prior_B2, epsilon=epsilon)
     weights_BG = torch.ones_like(advantages_BG)
-    if objective.exp_weight is not None:
-        temperature, cap = objective.exp_weight.temperature, objective.exp_weight.cap
-        if objective.exp_weight.adaptive:
-            temperature = balancing_temperature(advantages_BG[trained_BG], lengths_BG[trained_BG], cap=cap)
-        weights_BG = exp_weights(advantages_BG, temperature, cap)
+    if (exp := objective.exp_weight) is not None:
+        temperature = exp.temperature
+        if exp.adaptive:
+            centred_N, lengths_N = advantages_BG[trained_BG], lengths_BG[trained_BG]
+            limits = {"lowest": exp.lowest, "highest": exp.highest, "cap": exp.cap}
+            temperature = balancing_temperature(centred_N, lengths_N, **limits)
+        weights_BG = exp_weights(advantages_BG, temperature, exp.cap)
     advantages_BG = torch.where(trained_BG, advantages_BG + objective.baseline_shift, 0.0)
     return Credit(advantages_BG, weights_BG, trained_BG, zero_variance_B, too_small_B)

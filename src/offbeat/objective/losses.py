@@ -29,7 +29,9 @@ from offbeat.objective.spec import (
     One,
     OneSide,
     Regularizer,
+    Reject,
     Ring,
+    SecondMoment,
     Tapered,
     TwoSide,
     Weight,
@@ -94,6 +96,8 @@ def importance_weights(weight: Weight, ratios_NT: Tensor, advantages_N1: Tensor)
 def passes(gate: Gate, ratios_NT: Tensor, advantages_N1: Tensor, proximal_ratios_NT: Tensor | None = None) -> Tensor:
     """Return which tokens pass the gate, [N, T] bool. A `CentredBand` is centered on `proximal_ratios_NT` = π_k/α.
 
+    A `SecondMoment` stops none here: `gates.gate_batch` does, because it compares the tokens of the whole batch.
+
     >>> ratios = torch.tensor([[0.7, 1.0, 1.3]])
     >>> passes(OneSide(0.2, 0.2), ratios, torch.tensor([[1.0]]))
     tensor([[ True,  True, False]])
@@ -102,7 +106,7 @@ def passes(gate: Gate, ratios_NT: Tensor, advantages_N1: Tensor, proximal_ratios
     """
     up, down = advantages_N1 >= 0, advantages_N1 <= 0
     match gate:
-        case NoGate():
+        case NoGate() | SecondMoment():
             return torch.ones_like(ratios_NT, dtype=torch.bool)
         case OneSide(low, high):
             return (up & (ratios_NT <= 1 + high)) | (down & (ratios_NT >= 1 - low))
@@ -219,8 +223,17 @@ class Loss:
     """Tokens that push the policy: unmasked, and stopped neither by the gate nor by rejection."""
 
 
-def policy_loss(objective: Objective, streams: Streams, total: Counts, *, length_limit: int | None = None) -> Loss:
+def policy_loss(
+    objective: Objective,
+    streams: Streams,
+    total: Counts,
+    *,
+    length_limit: int | None = None,
+    gate_NT: Tensor | None = None,
+) -> Loss:
     """Return the share of these completions in the batch's loss. `total` counts all micro-batches and ranks.
+
+    An objective that `needs_first_look` also takes `gate_NT`, the rows of `gates.gate_batch` for these completions.
 
     >>> from offbeat.objective.presets import PRESETS
     >>> logprobs, mask = torch.full((2, 3), -1.0, requires_grad=True), torch.ones(2, 3, dtype=torch.bool)
@@ -230,6 +243,7 @@ def policy_loss(objective: Objective, streams: Streams, total: Counts, *, length
     tensor([-0.1667,  0.1667])
     """
     mask_NT = streams.mask_NT
+    _check_gate(objective, gate_NT, mask_NT)
     zero = torch.zeros((), dtype=streams.policy_NT.dtype, device=streams.policy_NT.device)
     policy_NT = torch.where(mask_NT, streams.policy_NT, zero)
     advantages_N1 = streams.advantages_N[:, None]
@@ -240,11 +254,27 @@ def policy_loss(objective: Objective, streams: Streams, total: Counts, *, length
         log_ratios_NT, factor_NT, passing_NT = _gate_and_weight(objective, streams, advantages_N1)
         passed_NT = mask_NT & passing_NT
         coefficients_NT = coefficients_NT * factor_NT
+    if gate_NT is not None:
+        passed_NT = passed_NT & gate_NT
     terms_NT = torch.where(passed_NT, coefficients_NT.detach() * policy_NT, zero)
     loss = -aggregate(objective.aggregate, terms_NT, mask_NT, total, length_limit=length_limit)
     for regularizer in objective.regularizers:
         loss = loss + _penalty(regularizer, objective.aggregate, streams, total, length_limit)
     return Loss(loss, log_ratios_NT, passed_NT)
+
+
+def _check_gate(objective: Objective, gate_NT: Tensor | None, mask_NT: Tensor) -> None:
+    if objective.needs_first_look and gate_NT is None:
+        raise ValueError(
+            "this objective has a gate over the whole batch: pass gate_NT, which offbeat.objective.gates.gate_batch "
+            "computes from the log-ratios of the whole batch, or choose an objective without one"
+        )
+    if gate_NT is None:
+        return
+    if not objective.needs_first_look:
+        raise ValueError("this objective has no gate over the whole batch: leave gate_NT out")
+    if gate_NT.shape != mask_NT.shape or gate_NT.dtype != torch.bool:
+        raise ValueError(f"gate_NT must be bool {tuple(mask_NT.shape)}, not {gate_NT.dtype} {tuple(gate_NT.shape)}")
 
 
 @torch.no_grad()
@@ -255,20 +285,19 @@ def _gate_and_weight(
     mask_NT = streams.mask_NT
     factor_NT = torch.ones_like(streams.policy_NT)
     passing_NT = torch.ones_like(mask_NT)
-    seen_NT = proximal_ratios_NT = None
-    if Need.PROXIMAL in objective.needs and Need.BEHAVIOR in objective.needs:
-        proximal_ratios_NT = _proximal_ratios(streams, Level.TOKEN)
+    seen_NT = center_NT = None
+    if isinstance(objective.gate, CentredBand):
+        center_NT = _proximal_ratios(streams, objective.ratio)
     if Need(objective.against.value) in objective.needs:
         against_NT = streams.need(Need(objective.against.value))
         seen_NT = log_ratios(streams.policy_NT, against_NT, mask_NT, objective.ratio)
         ratios_NT = bounded_exp(seen_NT)
         factor_NT = importance_weights(objective.weight, ratios_NT, advantages_N1)
-        passing_NT = passes(objective.gate, ratios_NT, advantages_N1, proximal_ratios_NT)
+        passing_NT = passes(objective.gate, ratios_NT, advantages_N1, center_NT)
     if objective.correction is not None:
         correction_NT = _proximal_ratios(streams, objective.correction.level)
         factor_NT = factor_NT * correction_NT.clamp(max=objective.correction.cap)
-    if objective.reject is not None:
-        reject = objective.reject
+    if isinstance(reject := objective.reject, Reject):
         trust_NT = _proximal_ratios(streams, reject.level)
         passing_NT = passing_NT & (trust_NT >= reject.low) & (trust_NT <= reject.high)
     return seen_NT, factor_NT, passing_NT

@@ -12,12 +12,14 @@ from offbeat.objective.spec import (
     Aggregate,
     CentredBand,
     ExpWeight,
+    GroupESS,
     Importance,
     Level,
     Objective,
     OneSide,
     Reject,
     Ring,
+    SecondMoment,
     SquaredLogRatio,
     Tapered,
     Truncate,
@@ -40,11 +42,19 @@ class Preset:
     use: str
     """When to choose it."""
     lag_limit: float
-    """The largest lag at which it is reported to learn well; inf for data of any age."""
+    """The largest lag at which it is reported to learn well; inf for data of any age.
+
+    The reports are at a learning rate of about 1e-6. Lag in steps means nothing without the learning rate: at a rate
+    ten times higher the policy drifts as far in a tenth of the steps.
+    """
     lag_evidence: str
 
 
-_WIDE = "A wider clip, (0.6, 2.0), learns faster; it was unstable only fully offline."
+_WIDE = (
+    "P1 reports that a wider clip, (0.6, 2.0), learns faster and is unstable only fully offline; in a pilot of ours at "
+    "v = 10 it was not faster."
+)
+_FIRST_LOOK = "It costs one more forward pass per update, because it looks at the whole batch first."
 _GRPO = Objective(
     Advantage.STD_SAMPLE, gate=OneSide(), weight=Importance(), aggregate=Aggregate.SEQUENCE_MEAN_TOKEN_MEAN
 )
@@ -155,6 +165,17 @@ _ALL = (
         "derived for data of any age (P1, appendix); tune tau",
     ),
     Preset(
+        "opmd-token",
+        Objective(regularizers=(SquaredLogRatio(tau=0.1, level=Level.TOKEN),)),
+        r"A\log\pi - \tfrac{\tau}{2}\left(\log\tfrac{\pi}{\alpha}\right)^2",
+        "a variant of opmd: Kimi k1.5, arXiv 2501.12599; P1",
+        "opmd with the square of each token, averaged over tokens, instead of the square of the sum over the "
+        "completion. The pull does not grow with length, so it also suits long answers, but opmd's derivation does not "
+        "cover it.",
+        0,
+        "no report of its own; for experiments under lag set objective.untested_lag",
+    ),
+    Preset(
         "asymre",
         Objective(baseline_shift=0.1),
         r"(r - \bar r + \beta)\log\pi",
@@ -196,8 +217,8 @@ _ALL = (
         r"\mathrm{sg}(\min(\rho, c))\,A\log\pi",
         "MiniMax-M1 2025, arXiv 2506.13585",
         "Keeps the gradient of every token and limits its weight instead, so rare but decisive tokens still count.",
-        4,
-        "published with up to 16 updates per batch, without a lagged server",
+        15,
+        "published with up to 16 updates per batch, without a lagged server; an update counts as a step of lag",
     ),
     Preset(
         "gspo",
@@ -207,6 +228,27 @@ _ALL = (
         "For mixture-of-experts models, whose token ratios are noisy. Its band is narrow: widen it before you use lag.",
         4,
         "published with four mini-batches per batch, without a lagged server",
+    ),
+    Preset(
+        "m2po",
+        Objective(Advantage.STD_SAMPLE, gate=SecondMoment(limit=0.04), weight=Importance()),
+        r"\mathbb{1}[y_t \notin S]\,\rho A,\; S : \text{furthest tokens with } A\log\rho > 0 \text{, until the mean } "
+        r"(\log\rho)^2 \text{ of the others is} \le \tau_{M_2}",
+        "Zheng et al. 2025, arXiv 2510.01161, algorithm 1",
+        "For very old rollouts: stops only the outliers of a batch, far fewer tokens than a clip. " + _FIRST_LOOK,
+        256,
+        "published with rollouts at least 256 updates old, on a par with fresh ones (1.7B to 32B, mathematics)",
+    ),
+    Preset(
+        "ess-gate",
+        Objective(gate=OneSide(), weight=Importance(), reject=GroupESS(least=0.5)),
+        r"\mathbb{1}[\mathrm{ESS}(\pi(y)/\alpha(y)) \ge \tfrac12]\cdot\text{rec-oneside-is}",
+        "after VCPO, Huang et al. 2026, arXiv 2602.17616, which scales the learning rate by the ESS instead",
+        "rec-oneside-is without the groups in which one completion outweighs the others. For short answers: sequence "
+        "ratios of long ones vary so widely that most groups are stopped. " + _FIRST_LOOK,
+        20,
+        "no report of its own; P1 syncs rec-oneside-is every 20 steps, and VCPO reports that a falling ESS predicts "
+        "collapse",
     ),
     Preset(
         "topr",

@@ -74,12 +74,25 @@ class Ring:
 
 @dataclass(frozen=True)
 class CentredBand:
-    """A band of ± `width` around π_k/α instead of around 1. It cannot bind on the first update of a batch."""
+    """A band of ± `width` around π_k/α instead of around 1, both at the objective's `ratio` level.
+
+    It cannot bind on the first update of a batch.
+    """
 
     width: float = 0.2
 
 
-Gate = NoGate | OneSide | TwoSide | Ring | CentredBand
+@dataclass(frozen=True)
+class SecondMoment:
+    """M2PO: of the tokens that the update pushes further out, stops the furthest, over the whole batch.
+
+    The tokens that are left of these have a mean (log ratio)² of at most `limit`.
+    """
+
+    limit: float = 0.04
+
+
+Gate = NoGate | OneSide | TwoSide | Ring | CentredBand | SecondMoment
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,16 @@ class Reject:
     low: float
     high: float
     level: Level = Level.SEQUENCE
+
+
+@dataclass(frozen=True)
+class GroupESS:
+    """Stops a whole group if its sequence ratios have an effective sample size below `least`, as a share of the group.
+
+    The share is (Σρ)²/(n·Σρ²): 1 if all n completions count equally, 1/n if one outweighs the others.
+    """
+
+    least: float = 0.5
 
 
 class KLEstimator(StrEnum):
@@ -160,6 +183,9 @@ class ExpWeight:
     temperature: float = 1.0
     cap: float = 10.0
     adaptive: bool = False
+    lowest: float = 0.8
+    """The smallest T that `adaptive` may choose."""
+    highest: float = 100.0
 
 
 class Aggregate(StrEnum):
@@ -170,6 +196,15 @@ class Aggregate(StrEnum):
     SEQUENCE_MEAN_TOKEN_SUM = "sequence-mean-token-sum"
     CONSTANT = "constant"
     """Sum over tokens / (completions · length limit)."""
+
+
+class CutOff(StrEnum):
+    """What happens to a completion that was cut off at the length limit."""
+
+    SCORE = "score"
+    """Its score counts like any other."""
+    MASK = "mask"
+    """It is left out of baseline, loss and counts, like an unscorable one."""
 
 
 class Need(StrEnum):
@@ -190,8 +225,11 @@ class Objective:
     """
 
     advantage: Advantage = Advantage.CENTRED
+    epsilon: float = 1e-4
+    """Keeps the division by a deviation finite. The value of Mroueh et al. 2025 and of TRL."""
     baseline_shift: float = 0.0
     """Subtracted from the baseline, so that every answer is imitated a little more (β of AsymRE)."""
+    truncated: CutOff = CutOff.SCORE
     drop_surplus: bool = False
     """RED-Drop: leave out the answers below the mean that outnumber the others."""
     exp_weight: ExpWeight | None = None
@@ -202,17 +240,26 @@ class Objective:
     gate: Gate = NoGate()
     weight: Weight = One()
     correction: Truncate | None = None
-    reject: Reject | None = None
+    reject: Reject | GroupESS | None = None
     regularizers: tuple[Regularizer, ...] = ()
     aggregate: Aggregate = Aggregate.TOKEN_MEAN
+
+    def __post_init__(self) -> None:
+        if isinstance(self.gate, CentredBand) and self.against is Against.PROXIMAL:
+            raise ValueError("a centered band is centered on π_k/α, so its ratio is π/α: use Against.BEHAVIOR")
+
+    @property
+    def needs_first_look(self) -> bool:
+        """True if a gate compares ratios over the whole batch: `gates.gate_batch` decides before the backward pass."""
+        return isinstance(self.gate, SecondMoment) or isinstance(self.reject, GroupESS)
 
     @property
     def needs(self) -> frozenset[Need]:
         """The log-prob streams that its formula contains."""
         needs: set[Need] = set()
-        if not (isinstance(self.gate, NoGate) and isinstance(self.weight, One)):
+        if not (isinstance(self.gate, NoGate) and isinstance(self.weight, One)) or self.needs_first_look:
             needs.add(Need(self.against.value))
-        if isinstance(self.gate, CentredBand) or self.correction or self.reject:
+        if isinstance(self.gate, CentredBand) or self.correction or isinstance(self.reject, Reject):
             needs |= {Need.BEHAVIOR, Need.PROXIMAL}
         for term in self.regularizers:
             if isinstance(term, KL):

@@ -176,7 +176,8 @@ def forecast(config: Config, files: ModelFiles) -> Forecast:
     hidden, layers = files.integer("hidden_size"), files.integer("num_hidden_layers")
     inner, vocabulary = files.integer("intermediate_size", 4 * hidden), files.integer("vocab_size")
     held = {"master weights": 4, "AdamW": 8, "gradients": 4, "parameters": compute if compute < 4 else 0}
-    if Need.REFERENCE in config.objective.resolve().needs:
+    objective = config.objective.resolve()
+    if Need.REFERENCE in objective.needs:
         held["reference policy"] = compute
     terms = {name: each * count // ranks for name, each in held.items()}
     # For its backward pass a layer keeps, for each token, twelve vectors of its width and four of its inner width
@@ -187,6 +188,7 @@ def forecast(config: Config, files: ModelFiles) -> Forecast:
     completion_tokens = config.prompts_per_step * group * completion
     tokens = completion_tokens + config.prompts_per_step * prompt
     passes = 8 if config.trainer.checkpoint_activations else 6
+    passes += 2 if objective.needs_first_look else 0
     return Forecast(
         count,
         {name: size for name, size in terms.items() if size},

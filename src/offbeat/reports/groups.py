@@ -15,7 +15,7 @@ from offbeat.experience.reader import LogReader
 from offbeat.objective.spec import Advantage, Objective
 from offbeat.run.directory import RunDirectory
 from offbeat.seeds import derive
-from offbeat.types import Completion, Group, Json, Score, Unscorable
+from offbeat.types import Completion, Finish, Group, Json, Score, Unscorable
 
 Decoder = Callable[[Sequence[int]], str]
 Range = tuple[float, float]
@@ -178,7 +178,8 @@ class RunGroups:
         scored = torch.tensor([[isinstance(s, Score) for s in scores]])
         lengths = torch.tensor([[int(one.loss_mask.sum()) for one in group.completions]])
         seeds = [derive(self._seed, "red-drop", group.id)]
-        credit = assign_credit(self._objective, rewards, scored, lengths, group_seeds=seeds)
+        truncated = torch.tensor([[one.finish is Finish.LENGTH for one in group.completions]])
+        credit = assign_credit(self._objective, rewards, scored, lengths, group_seeds=seeds, truncated_BG=truncated)
         pairs = zip(credit.advantages_BG[0].tolist(), credit.trained_BG[0].tolist(), strict=True)
         return [advantage if trained else None for advantage, trained in pairs]
 

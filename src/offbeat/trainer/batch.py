@@ -5,7 +5,7 @@
            ── to_tensors                              masks, log-probs, lags and advantages on the model's device
 
 Completions that are not trained on (unscorable, dropped, masked, or without a token that the policy wrote) and groups
-that cannot move the policy (equal rewards and no regularizer) get no forward pass. The normalizer still counts the
+that cannot move the policy (advantages of 0 and no regularizer) get no forward pass. The normalizer still counts the
 tokens of every completion that is trained on.
 
 A row is a prompt followed by completions of it:
@@ -37,7 +37,7 @@ from offbeat.objective.credit import Credit, assign_credit
 from offbeat.objective.losses import Counts
 from offbeat.objective.spec import Advantage, Objective
 from offbeat.seeds import derive
-from offbeat.types import UNKNOWN, Completion, Group, Score, StepContext
+from offbeat.types import UNKNOWN, Completion, Finish, Group, Score, StepContext
 
 NO_LAG: Final = -1
 """The lag of tokens that no earlier version of this policy wrote: by another model, a person, or a later version."""
@@ -95,15 +95,19 @@ def assemble_batch(
     size = max((len(group.completions) for group in groups), default=0)
     rewards_BG = torch.zeros(len(groups), size, dtype=torch.float64)
     scored_BG = torch.zeros(len(groups), size, dtype=torch.bool)
+    truncated_BG = torch.zeros(len(groups), size, dtype=torch.bool)
     lengths_BG = torch.zeros(len(groups), size, dtype=torch.int64)
     for b, group in enumerate(groups):
         for g, completion in enumerate(group.completions):
             lengths_BG[b, g] = int(completion.loss_mask.sum())
+            truncated_BG[b, g] = completion.finish is Finish.LENGTH
             if isinstance(completion.score, Score):
                 rewards_BG[b, g], scored_BG[b, g] = completion.score.reward, True
     seeds = [derive(seed, "red-drop", group.id) for group in groups]
     prior_B2 = _priors(groups, context) if objective.advantage is Advantage.SHRUNK else None
-    credit = assign_credit(objective, rewards_BG, scored_BG, lengths_BG, group_seeds=seeds, prior_B2=prior_B2)
+    credit = assign_credit(
+        objective, rewards_BG, scored_BG, lengths_BG, group_seeds=seeds, prior_B2=prior_B2, truncated_BG=truncated_BG
+    )
     trained_BG = credit.trained_BG & (lengths_BG > 0)
     counts = Counts(int(lengths_BG[trained_BG].sum()), int(trained_BG.sum()))
     moves_policy_B = (credit.advantages_BG * credit.weights_BG * trained_BG != 0).any(-1) | bool(objective.regularizers)

@@ -122,6 +122,9 @@ def check_worst_case(trainer: Trainer, shape: StepShape, estimate: MemoryEstimat
         if trainer.reference is not None:
             with torch.no_grad():
                 trainer.reference(inputs)
+        if trainer.settings.objective.needs_first_look:
+            with torch.no_grad():
+                policy_model(inputs)
         policy_model(inputs).logprobs.sum().backward()
         if policy_model.device.type != "cpu":
             torch.accelerator.synchronize()

@@ -2,7 +2,7 @@
 
     groups ─ find_faults ─ assemble_batch (credit, once) ─ plan_micro_batches
                                                              │
-        update 1    forward and backward of every micro-batch, then AdamW
+        update 1    forward and backward of every micro-batch, then AdamW; a gate over the whole batch looks first
         update 2…i  the same; the log-probs of update 1 are the proximal policy's, so it needs no pass of its own
                                                              │
                                                     measure ─ Trained, or RefusedBatch with the broken groups
@@ -15,9 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.errors import NoGradient
@@ -32,22 +30,13 @@ from offbeat.trainer.batch import (
     plan_micro_batches,
     to_tensors,
 )
+from offbeat.trainer.faults import find_faults
+from offbeat.trainer.first_look import first_look
 from offbeat.trainer.forward import ModelCheck, ModelInputs, PolicyModel, check_model, to_model_inputs
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.measures import measure
 from offbeat.trainer.optimizer import MasterAdamW
-from offbeat.types import (
-    UNKNOWN,
-    Completion,
-    Group,
-    GroupDrift,
-    PublishedDrift,
-    Score,
-    StepContext,
-    invalid_logprobs,
-    is_finite_number,
-    outside_vocabulary,
-)
+from offbeat.types import UNKNOWN, Group, GroupDrift, PublishedDrift, StepContext
 
 
 @dataclass(frozen=True)
@@ -78,6 +67,7 @@ class Trained:
     groups: tuple[str, ...]
     """Ids of the groups that had a forward pass."""
     zero_variance: tuple[str, ...]
+    """Ids of the groups of equal rewards, from which this objective learns nothing."""
     too_small: tuple[str, ...]
     published: PublishedDrift
     """Drift from the version published last. The cadence reads it."""
@@ -105,7 +95,7 @@ class Trainer:
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from offbeat.objective.presets import PRESETS
     >>> from offbeat.trainer.optimizer import OptimizerSettings
-    >>> from offbeat.types import Prompt
+    >>> from offbeat.types import Completion, Prompt, Score
     >>> sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     >>> policy_model = PolicyModel(LlamaForCausalLM(LlamaConfig(**sizes)))
     >>> optimizer = MasterAdamW(policy_model, OptimizerSettings())
@@ -213,12 +203,14 @@ class Trainer:
         """
         settings = self.settings
         groups, size = batch.rewards_BG.shape
+        gates = self._first_look(batch, parts) if settings.objective.needs_first_look else [None] * len(parts)
         found = torch.zeros(2 + groups, dtype=torch.float64, device=self.policy_model.device)
-        for part in parts:
+        for part, gate_NT in zip(parts, gates, strict=True):
             stats = self.policy_model(self._model_inputs(part))
             policy_NT = part.pad(stats.logprobs)
             streams = _loss_streams(part, policy_NT)
-            loss = policy_loss(settings.objective, streams, batch.counts, length_limit=settings.length_limit)
+            limit = settings.length_limit
+            loss = policy_loss(settings.objective, streams, batch.counts, length_limit=limit, gate_NT=gate_NT)
             loss.total.backward()
             part.passes.append(ForwardPass(policy_NT.detach(), part.pad(stats.entropies.detach()), loss.passed_NT))
             faulty_N = (part.mask_NT & ~policy_NT.isfinite()).any(-1)
@@ -227,6 +219,12 @@ class Trainer:
             found[2 + part.flat_indices_N[faulty_N] // size] = 1
         found = self.ranks.sum(found).cpu()
         return float(found[0]), int(found[1]), found[2:] > 0
+
+    @torch.no_grad()
+    def _first_look(self, batch: Batch, parts: list[MicroBatchTensors]) -> list[Tensor | None]:
+        """Return what the gates over the whole batch let through, for each micro-batch."""
+        looks = [_loss_streams(part, part.pad(self.policy_model(self._model_inputs(part)).logprobs)) for part in parts]
+        return [*first_look(self.settings.objective, batch, parts, looks, self.ranks)]
 
     def _refresh_reference(self) -> None:
         every = self.settings.refresh_every
@@ -253,59 +251,6 @@ def _has_gradient(objective: Objective, part: MicroBatchTensors, loss: Loss) -> 
     if objective.regularizers:
         return part.mask_NT
     return loss.passed_NT & (part.advantages_N * part.weights_N != 0)[:, None]
-
-
-def find_faults(groups: Sequence[Group], objective: Objective, *, token_budget: int, vocab_size: int) -> dict[str, str]:
-    """Return the groups that no step can train on: by id, with the reason.
-
-    >>> from offbeat.types import Prompt
-    >>> broken, valid = (Completion(f"g/{i}", [5], [x], score=Score(1.0)) for i, x in enumerate([float("nan"), -1.0]))
-    >>> group = Group("g", Prompt("p", [1], "t"), (broken, valid))
-    >>> find_faults([group], Objective(), token_budget=64, vocab_size=10)
-    {'g': 'completion g/0: 1 of 1 behavior log-probs are not finite'}
-    """
-    found = {}
-    for group in groups:
-        faults = [_prompt_fault(group, vocab_size)]
-        for completion in group.completions:
-            if isinstance(completion.score, Score):
-                faults.append(
-                    _completion_fault(group, completion, completion.score, objective, token_budget, vocab_size)
-                )
-        if reasons := [fault for fault in faults if fault]:
-            found[group.id] = "; ".join(reasons)
-    return found
-
-
-def _prompt_fault(group: Group, vocab_size: int) -> str | None:
-    ids = group.prompt.token_ids
-    if len(ids) == 0:
-        return "the prompt is empty: no state predicts a first token"
-    return _token_id_fault("the prompt", ids, vocab_size)
-
-
-def _completion_fault(
-    group: Group, completion: Completion, score: Score, objective: Objective, token_budget: int, vocab_size: int
-) -> str | None:
-    """Return the first fault of a scored completion."""
-    name, tokens = f"completion {completion.id}", len(group.prompt.token_ids) + len(completion.token_ids)
-    if not is_finite_number(score.reward):
-        return f"{name}: reward {score.reward}"
-    if tokens > token_budget:
-        return f"{name}: {tokens} tokens with its prompt, more than the token budget of {token_budget}"
-    if completion.behavior_logprobs is UNKNOWN:
-        if Need.BEHAVIOR in objective.needs:
-            return f"{name}: its behavior log-probs are unknown, and this objective needs them"
-    else:
-        logprobs: NDArray[np.float32] = completion.behavior_logprobs[completion.loss_mask]
-        if wrong := int(invalid_logprobs(logprobs, allow_positive=True).sum()):
-            return f"{name}: {wrong} of {len(logprobs)} behavior log-probs are not finite"
-    return _token_id_fault(name, completion.token_ids, vocab_size)
-
-
-def _token_id_fault(name: str, ids: NDArray[np.int32], vocab_size: int) -> str | None:
-    outside = outside_vocabulary(ids, vocab_size)
-    return f"{name}: token id {outside[0]} is outside the model's vocabulary of {vocab_size}" if len(outside) else None
 
 
 def _non_finite(batch: Batch, faulty_B: Tensor, norm: float) -> dict[str, str]:

@@ -1,0 +1,199 @@
+"""The table [objective]: a preset and changes to it. No torch.
+
+A setting that could have no effect is refused with a sentence, never ignored.
+"""
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from offbeat.config.constants import CLIPPED, CONSTANTS
+from offbeat.config.sections import FROM_TOML, Section
+from offbeat.errors import suggest_nearest
+from offbeat.objective.presets import PRESETS
+from offbeat.objective.spec import (
+    KL,
+    Advantage,
+    Against,
+    Aggregate,
+    CentredBand,
+    CutOff,
+    Importance,
+    KLEstimator,
+    Need,
+    Objective,
+    Ring,
+)
+
+Above0 = Annotated[float, Field(gt=0)]
+Pair = Annotated[tuple[float, float], FROM_TOML]
+UNDIVIDED = {Advantage.CENTRED, Advantage.LEAVE_ONE_OUT}
+
+
+class ObjectiveConfig(Section):
+    """[objective]: a preset, and changes to it. Settings that are left out stay as published."""
+
+    preset: str = "rec-oneside-nois"
+    """The objective. `offbeat objectives` lists all of them with the lag each is known to tolerate."""
+    advantage: Annotated[Advantage | None, FROM_TOML] = None
+    """How the rewards of a group become advantages. Change it to compare normalizations; "shrunk" also compares with
+    the prompt's earlier results."""
+    epsilon: Above0 | None = None
+    """ε added to the variance or the deviation that divides advantages. Raise it if groups of nearly equal rewards
+    dominate the gradient."""
+    prior_halflife: Above0 | None = None
+    """Steps after which a prompt's earlier results count half, for advantage = "shrunk". Lower it if the policy changes
+    fast; left out: 50."""
+    baseline_shift: Annotated[float, Field(ge=0)] | None = None
+    """β, subtracted from the baseline, so that every answer is imitated a little more. Raise it for stored data with
+    good answers; too much imitates wrong ones."""
+    truncated: Annotated[CutOff, FROM_TOML] = CutOff.SCORE
+    """Completions that were cut off at the length limit: `score` counts their score like any other, `mask` leaves them
+    out of baseline, loss and counts. Mask them if the limit, not the answer, decides their score."""
+    zero_variance_mask: bool | None = None
+    """Leave groups of equal rewards out of loss, KL and counts, so that they do not dilute the other groups."""
+    clip: Pair | None = None
+    """(ε_lo, ε_hi) of the preset's gate. Wider stops fewer tokens and is less stable. A centered band takes two equal
+    numbers. With one update a batch, a centered band and a gate on π/π_k never bind, and this setting is refused."""
+    outer_clip: Pair | None = None
+    """(ε'_lo, ε'_hi) of a ring: tokens further out than this pass if the update brings them back. Lower it to let more
+    of them pass."""
+    m2_limit: Above0 | None = None
+    """τ of M2PO: the largest mean (log ρ)² of the tokens that the update pushes further out. Lower it if training is
+    unstable."""
+    weight_cap: Above0 | None = None
+    """Upper limit of the importance weight. Set it if a few tokens with large ratios dominate the gradient."""
+    correction_cap: Above0 | None = None
+    """Upper limit of the factor π_k/α, which corrects for lag and engine gap. Lower it if few tokens dominate the
+    gradient."""
+    reject_band: Pair | None = None
+    """(low, high) of π_k/α: completions outside are stopped. Widen it if too many are."""
+    min_ess: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Groups whose sequence ratios have a smaller effective sample size, as a share of the group, are stopped. Lower it
+    if too many are."""
+    temperature: Above0 | None = None
+    """T of RED-Weight, which counts an answer exp(A/T) times. Lower it to imitate good answers more."""
+    temperature_range: Pair | None = None
+    """Lowest and highest T that the adaptive RED-Weight may choose. Narrow it if T jumps between batches."""
+    exponent_cap: Above0 | None = None
+    """Upper limit of the exponent A/T of RED-Weight. Lower it if a few answers dominate the gradient."""
+    tau: Above0 | None = None
+    """τ of OPMD's square of the log-ratio. Raise it to stay closer to the behavior policy."""
+    aggregate: Annotated[Aggregate | None, FROM_TOML] = None
+    """How token terms become one number. It decides whether long answers weigh more."""
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """β of the KL term to the reference policy. Raise it to stay close to the reference; 0 needs no reference."""
+    kl_estimator: Annotated[KLEstimator | None, FROM_TOML] = None
+    """k1, k2 or k3, for kl_coefficient above 0; docs/how-it-works/objective.md explains the bias of each. Left out:
+    k3."""
+    untested_lag: bool = False
+    """Allow more lag than is reported for this preset. For experiments: training may collapse."""
+
+    @field_validator("preset")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in PRESETS:
+            raise ValueError(f"is not a preset; {suggest_nearest(name, PRESETS)}")
+        return name
+
+    def resolve(self) -> Objective:
+        """Return the preset with the changes applied."""
+        objective = replace(PRESETS[self.preset].objective, truncated=self.truncated)
+        for name in ("advantage", "epsilon", "baseline_shift", "zero_variance_mask", "aggregate"):
+            if (value := getattr(self, name)) is not None:
+                objective = replace(objective, **{name: value})
+        for constant in CONSTANTS:
+            if (value := getattr(self, constant.name)) is not None and constant.in_preset(objective):
+                objective = constant.change(objective, value)
+        if self.kl_coefficient > 0:
+            # On lagged samples the KL is biased unless it is weighted, which needs α. Weight it if α is there anyway.
+            weighted = Need.BEHAVIOR in objective.needs
+            penalty = KL(self.kl_coefficient, self.kl_estimator or KLEstimator.K3, weighted)
+            objective = replace(objective, regularizers=(*objective.regularizers, penalty))
+        return objective
+
+    def problems(self) -> list[str]:
+        """Return the conflicts between settings of this section."""
+        preset, resolved = PRESETS[self.preset].objective, self.resolve()
+        found = [
+            f"{self._setting(one.name)}: {self.preset!r} has {one.missing(preset)}; remove objective.{one.name}"
+            for one in CONSTANTS
+            if getattr(self, one.name) is not None and not one.in_preset(preset)
+        ]
+        found += [*self._clip_problems(), *self._range_problems(resolved)]
+        if self.epsilon is not None and resolved.advantage in UNDIVIDED:
+            found.append(
+                f"{self._setting('epsilon')}: {resolved.advantage.value!r} advantages are not divided by a deviation; "
+                "remove objective.epsilon"
+            )
+        if resolved.advantage is Advantage.SHRUNK and resolved.zero_variance_mask:
+            found.append(
+                "objective.advantage = 'shrunk' compares groups of equal rewards with the prompt's earlier results, "
+                "but the zero-variance mask leaves these groups out; set objective.zero_variance_mask = false"
+            )
+        if self.prior_halflife is not None and resolved.advantage is not Advantage.SHRUNK:
+            found.append(
+                f"{self._setting('prior_halflife')}: {resolved.advantage.value!r} advantages use no earlier results; "
+                "set objective.advantage = 'shrunk', or remove objective.prior_halflife"
+            )
+        if self.kl_estimator is not None and self.kl_coefficient == 0:
+            found.append(
+                f"objective.kl_estimator = {self.kl_estimator.value!r}: there is no KL term; set "
+                "objective.kl_coefficient above 0, or remove objective.kl_estimator"
+            )
+        return found
+
+    def problems_with_one_update(self) -> list[str]:
+        """Return the settings that have no effect if a batch gets one update: π is then π_k."""
+        found, objective = [], self.resolve()
+        never_binds = isinstance(objective.gate, CentredBand) or objective.against is Against.PROXIMAL
+        if self.clip is not None and never_binds and isinstance(objective.gate, CLIPPED) and not self._clip_problems():
+            found.append(
+                f"{self._setting('clip')}: with one update a batch the band never binds; set updates_per_batch above 1 "
+                "or remove objective.clip"
+            )
+        if (
+            self.weight_cap is not None
+            and objective.against is Against.PROXIMAL
+            and isinstance(objective.weight, Importance)
+        ):
+            found.append(
+                f"{self._setting('weight_cap')}: with one update a batch the ratio π/π_k of {self.preset!r} is 1; set "
+                "objective.correction_cap, which caps π_k/α, or updates_per_batch above 1, or remove "
+                "objective.weight_cap"
+            )
+        return found
+
+    def _setting(self, name: str) -> str:
+        value = getattr(self, name)
+        return f"objective.{name} = {f'{value:g}' if isinstance(value, float) else value}"
+
+    def _clip_problems(self) -> list[str]:
+        if self.clip is None or not isinstance(gate := PRESETS[self.preset].objective.gate, CLIPPED):
+            return []
+        found = []
+        if isinstance(gate, CentredBand) and self.clip[0] != self.clip[1]:
+            width = self.clip[0]
+            found.append(
+                f"{self._setting('clip')}: {self.preset!r} has one width; set [{width}, {width}], with "
+                "updates_per_batch above 1 so that the band can bind"
+            )
+        if min(self.clip) < 0 or self.clip[0] > 1:
+            found.append(f"{self._setting('clip')}: need 0 ≤ ε_lo ≤ 1 and ε_hi ≥ 0, for example [0.2, 0.2]")
+        return found
+
+    def _range_problems(self, resolved: Objective) -> list[str]:
+        found = []
+        if self.outer_clip is not None and isinstance(ring := resolved.gate, Ring):
+            low, high = self.outer_clip
+            if not (ring.low <= low < 1 and ring.high <= high):
+                found.append(
+                    f"{self._setting('outer_clip')}: need {ring.low:g} ≤ ε'_lo < 1 and ε'_hi ≥ {ring.high:g}, outside "
+                    "of the clip, for example [0.6, 2.0]"
+                )
+        if self.reject_band is not None and not 0 <= self.reject_band[0] <= 1 <= self.reject_band[1]:
+            found.append(f"{self._setting('reject_band')}: need 0 ≤ low ≤ 1 ≤ high, for example [0.5, 2.0]")
+        if self.temperature_range is not None and not 0 < self.temperature_range[0] <= self.temperature_range[1]:
+            found.append(f"{self._setting('temperature_range')}: need 0 < lowest ≤ highest, for example [0.8, 100.0]")
+        return found
