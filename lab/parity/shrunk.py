@@ -4,6 +4,8 @@ python -m lab.parity.shrunk            a quarter of an hour; writes rows promise
 python -m lab.parity.shrunk --short    small forms of all three; records nothing
 """
 
+import hashlib
+import json
 import math
 import os
 import random
@@ -22,7 +24,7 @@ import torch
 
 from lab.figures import ROOT, Figure, command_parser, report
 from lab.fixtures.tiny_model import save_model
-from lab.house.digests import CONFIG, digest, offbeat
+from lab.house.digests import CONFIG, offbeat
 from lab.learning.cells import Arm, Cell, run
 from lab.learning.statistics import Interval
 from lab.simulation.memory_log import MemoryLog
@@ -30,6 +32,7 @@ from offbeat.experience.modes import Replay
 from offbeat.experience.priors import PromptPriors
 from offbeat.experience.sampler import Draw, Sampler, SamplerLimits
 from offbeat.objective.spec import Advantage, Objective
+from offbeat.run.journal import read
 from offbeat.trainer.batch import assemble_batch
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, StepContext, VersionSpan
 
@@ -169,8 +172,12 @@ def resumes(kills: int) -> Figure:
 
 
 def _digest(place: Path) -> str:
+    """Hash the policy, and the rewards of every step. A step that was repeated after the kill counts once."""
     offbeat(ROOT, "export", str(place), str(place / "exported"), "--dtype", "float32")
-    return digest(place, place / "exported")
+    found = hashlib.sha256((place / "exported" / "model.safetensors").read_bytes())
+    rewards = {event["step"]: event["rewards"] for event in read(place / "events.jsonl") if event["kind"] == "step"}
+    found.update(json.dumps(sorted(rewards.items())).encode())
+    return found.hexdigest()
 
 
 def _kill_after(file: Path, place: Path, step: int) -> int:

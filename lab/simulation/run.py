@@ -2,6 +2,8 @@
 
     python -m lab.simulation.run                      10,000 seeded schedules, 15 minutes; writes row run.2
     python -m lab.simulation.run --schedules 100      fewer schedules; the row then falls short
+    python -m lab.simulation.run --refusals           2,000 schedules in which half of the batches are refused, 2 to 4
+                                                      updates each; 5 minutes; writes row promises.8
     python -m lab.simulation.run --seed 17            one schedule; prints its journal, records nothing
 
 The loop, desk, fleet and workers are the real ones; engines, trainer and logs are scripted (`world.py`). Every schedule
@@ -51,9 +53,9 @@ def _left_by_lost_runs(events: Sequence[LedgerEvent]) -> set[str]:
     return {event.group_id for event in events[:last] if event.event is LedgerEventKind.STARTED}
 
 
-def check_schedule(seed: int) -> tuple[str, Counter[str]]:
+def check_schedule(seed: int, refusing: bool = False) -> tuple[str, Counter[str]]:
     """Run one schedule and check its invariants. Return a hash of its trace and what happened in it."""
-    world = World(seed)
+    world = World(seed, refusing)
     virtual_time.run(drive(world))
     ledger = world.log.ledger()
     ledger.check()
@@ -67,22 +69,28 @@ def check_schedule(seed: int) -> tuple[str, Counter[str]]:
         raise Broken("a group was trained twice")
     if not world.replay and any(len(entry.steps) > 1 for entry in ledger.fates.values()):
         raise Broken("a group counts as trained twice")
-    steps = sorted(step for entry in ledger.fates.values() for step in entry.steps)
-    if set(steps) != set(range(1, world.steps + 1)):
-        raise Broken(f"trained at steps {steps}")
+    steps = Counter(step for entry in ledger.fates.values() for step in entry.steps)
+    if set(steps) != set(range(1, world.steps + 1)) or max(steps.values()) > world.batch:
+        raise Broken(f"groups by step: {dict(steps)}; a step trains one batch of at most {world.batch}")
+    if any(len(set(entry.steps)) < len(entry.steps) for entry in ledger.fates.values()):
+        raise Broken("a group was trained twice in one step")
+    trained_steps = [event["step"] for event in world.journal.of("step")]
+    if not crashes and trained_steps != list(range(1, world.steps + 1)):
+        raise Broken(f"steps in the journal: {trained_steps}; each counts once")
     trace = json.dumps([world.journal.events, [str(event) for event in world.log._events]])
     happened = Counter({kind: len(world.journal.of(kind)) for kind in ("worker lost", "driver died", "refused")})
+    happened["refused after an update"] = world.refused_later
     happened["no gradient"] = len(world.journal.of("no gradient"))
     happened["trained"] = ledger.counts[Fate.TRAINED]
     happened["concurrent"] = world.concurrent
     return hashlib.sha256(trace.encode()).hexdigest(), happened
 
 
-def simulate(schedules: int, twice: int, processes: int = 1) -> tuple[Counter[str], list[str]]:
+def simulate(schedules: int, twice: int, processes: int = 1, refusing: bool = False) -> tuple[Counter[str], list[str]]:
     """Check every schedule, and run the first `twice` of them again to compare traces."""
     total: Counter[str] = Counter()
     failures = []
-    jobs = [(seed, seed < twice) for seed in range(schedules)]
+    jobs = [(seed, seed < twice, refusing) for seed in range(schedules)]
     with multiprocessing.get_context("spawn").Pool(processes) if processes > 1 else nullcontext() as pool:
         for happened, failure in pool.imap_unordered(_one, jobs, 50) if pool else map(_one, jobs):
             total += happened
@@ -92,11 +100,11 @@ def simulate(schedules: int, twice: int, processes: int = 1) -> tuple[Counter[st
     return total, failures
 
 
-def _one(job: tuple[int, bool]) -> tuple[Counter[str], str]:
-    seed, again = job
+def _one(job: tuple[int, bool, bool]) -> tuple[Counter[str], str]:
+    seed, again, refusing = job
     try:
-        trace, happened = check_schedule(seed)
-        if again and check_schedule(seed)[0] != trace:
+        trace, happened = check_schedule(seed, refusing)
+        if again and check_schedule(seed, refusing)[0] != trace:
             raise Broken("the same seed gives another trace")
     except Exception as error:  # every failure is reported with its seed
         return Counter(), f"{seed}: {error!r:.200}"
@@ -123,11 +131,36 @@ def main(schedules: int = 10_000, twice: int = 500) -> bool:
     )
 
 
+def refusals(schedules: int = 2000) -> bool:
+    """Row promises.8."""
+    total, failures = simulate(schedules, 100, len(os.sched_getaffinity(0)), refusing=True)
+    return record(
+        Figure(
+            "promises.8",
+            "schedules with 2 to 4 updates per batch and refused batches: the ledger balances, no group is trained "
+            "twice, k counts once",
+            f"all of {schedules:,}",
+            f"{schedules - len(failures):,} of {schedules:,}",
+            "schedules",
+            not failures and total["refused after an update"] > 0,
+            schedules,
+            f"{total['refused']:,} refusals, {total['refused after an update']:,} of them after an update; "
+            f"{total['trained']:,} groups trained, {total['driver died']:,} driver crashes; 100 schedules twice, "
+            "with the same trace",
+        )
+    )
+
+
 if __name__ == "__main__":
     parser = command_parser(__doc__)
     parser.add_argument("--schedules", type=int, default=10_000, help="how many schedules to run")
     parser.add_argument("--seed", type=int, help="run this schedule only and print its journal")
+    parser.add_argument(
+        "--refusals", action="store_true", help="schedules in which batches are refused, 2 to 4 updates"
+    )
     options = parser.parse_args()
+    if options.refusals:
+        sys.exit(not refusals())
     if options.seed is None:
         sys.exit(not main(options.schedules))
     world = World(options.seed)

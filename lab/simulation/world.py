@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -92,6 +92,10 @@ class World:
     """The state that outlives a crash of the driver: the logs, the last checkpoint, the groups trained so far."""
 
     seed: int
+    refusing: bool = False
+    """Half of all batches are refused, and every batch gets several updates."""
+    refused_later: int = 0
+    """Batches of which an update after the first one was refused."""
     rng: random.Random = field(init=False)
     log: MemoryLog = field(default_factory=MemoryLog)
     versions: list[int] = field(default_factory=list)
@@ -113,7 +117,9 @@ class World:
         self.fresh = self.batch - max(1, round(0.5 * self.batch)) if self.replay else self.batch
         self.concurrent = rng.random() < 0.8
         self.workers = rng.randint(1, 3)
-        self.updates = rng.randint(1, 3)
+        self.updates = rng.randint(2, 4) if self.refusing else rng.randint(1, 3)
+        if self.refusing:
+            self.faults = replace(self.faults, refusal=0.5)
         self.retire_age = self.max_lag + rng.randint(0, 6)
         self.retire_drift = rng.choice([None, 0.5])
         self.past_limit: set[str] = set()
@@ -164,6 +170,7 @@ class Learner:
             return RefusedBatch({faulty: "not finite"})
         # An update after the first one is refused: the step ends with the updates before it.
         refused = {faulty: "not finite"} if refused_update else {}
+        world.refused_later += bool(refused)
         self.step += 1
         ids = tuple(group.id for group in groups)
         world.trained.update(ids)

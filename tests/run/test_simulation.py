@@ -16,6 +16,12 @@ def test_after_any_crash_lag_is_bounded_the_ledger_balances_and_the_run_ends(see
     check_schedule(seed)
 
 
+@pytest.mark.parametrize("seed", range(30_000, 30_006))
+def test_a_batch_that_is_refused_after_an_update_counts_as_one_step(seed: int) -> None:
+    happened = check_schedule(seed, refusing=True)[1]
+    assert happened["refused"] > 0
+
+
 def test_the_same_seed_gives_the_same_trace() -> None:
     assert check_schedule(20_003) == check_schedule(20_003)
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offbeat.errors import LogReadError
@@ -277,8 +278,13 @@ class LogReader:
 
 
 def _prompt_keys(summary: pa.Table) -> NDArray[np.uint64]:
-    pairs = zip(summary["task"].to_pylist(), summary["prompt_id"].to_pylist(), strict=True)
-    return np.array([prompt_key(task, prompt) for task, prompt in pairs], np.uint64)
+    """Return the key of each row's prompt; a prompt that repeats is hashed once."""
+    names = (
+        pc.binary_join_element_wise(summary["task"], summary["prompt_id"], "\0").combine_chunks().dictionary_encode()
+    )
+    keys = np.array([prompt_key(*name.split("\0", 1)) for name in names.dictionary.to_pylist()], np.uint64)
+    found: NDArray[np.uint64] = keys[names.indices.to_numpy()]
+    return found
 
 
 def _ints(column: pa.ChunkedArray) -> Ints:
