@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypedDict, cast
+from typing import Final, NotRequired, TypedDict, cast
 
 import torch
 
@@ -33,8 +33,11 @@ from offbeat.types import Group, StepContext
 
 CELLS: Final = LEARNING / "publish_cost.jsonl"
 RATES: Final = (2.5e-4, 5e-4, 1e-3)
-SEEDS: Final = (1, 2, 3, 4, 5)
-PERIODS: Final = (1, 2, 3, 5, 8, 12, 20, 40)
+PILOT: Final = (1, 2, 3, 4, 5)
+"""Seeds that were looked at when the rule was chosen: what counts as wasted, and the two costs."""
+SEEDS: Final = (6, 7, 8, 9, 10)
+"""Seeds that the figures report."""
+PERIODS: Final = (1, 2, 3, 5, 8, 12, 20)
 COSTS: Final = (0.25, 4.0)
 """What a publish costs, in steps."""
 GOAL: Final = 0.8
@@ -54,7 +57,7 @@ class CostRow(TypedDict):
     """Steps of the publishes, without the first one."""
     curve: list[float]
     """Exact pass rate by step."""
-    seconds: float
+    seconds: NotRequired[float]
     commit: str
 
 
@@ -66,7 +69,7 @@ def rows() -> dict[tuple[str, float, int], CostRow]:
 
 def wanted() -> Iterator[Cell]:
     """Yield all cells."""
-    for seed in SEEDS:
+    for seed in (*PILOT, *SEEDS):
         yield from (Cell(fixed(v), rate, seed, LONGEST) for rate in RATES for v in PERIODS)
         yield from (Cell(by_cost(cost), rate, seed, LONGEST) for rate in RATES for cost in COSTS)
 
