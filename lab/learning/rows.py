@@ -22,8 +22,8 @@ class Promised(TypedDict):
     """What a batch promises of a publish, each as value and standard error, and the realized gain."""
 
     gain: list[float]
-    normalised: list[float]
-    """The gain with ratios divided by their sum in each group: biased, but never larger than the rewards allow."""
+    normalized: list[float]
+    """`predicted_gain` of a run: ratios divided by their sum in each group, bias removed by the jackknife."""
     bound_paper: list[float]
     bound_tight: list[float]
     realised: list[float]

@@ -63,7 +63,7 @@ def promised(model: PreTrainedModel, groups: Sequence[Group], realised_P: Tensor
     scored, none = torch.ones_like(rewards, dtype=torch.bool), torch.zeros_like(ratios)
     return {
         "gain": estimate(predicted_gain(rewards, scored, ratios)),
-        "normalised": estimate(normalized_gain(rewards, scored, ratios)),
+        "normalized": estimate(normalized_gain(rewards, scored, ratios)),
         "bound_paper": estimate(group_bounds(rewards, scored, ratios, none, PAPER_FACTOR)),
         "bound_tight": estimate(group_bounds(rewards, scored, ratios, none, TIGHT_FACTOR)),
         "realised": estimate(realised_P),

@@ -150,9 +150,9 @@ _ALL = (
     ),
     Metric(
         "predicted_gain",
-        "mean over all fresh groups of G/(G-1) Σ ρ(r - r̄)/Σρ, ρ = π(y)/α(y)",
+        "mean over all fresh groups of Σρr/Σρ - r̄, bias removed by the jackknife, ρ = π(y)/α(y)",
         Reduction.GROUP_MEAN,
-        "estimate of J(π) - J(α) from this batch; slightly biased, and no ratio can dominate it",
+        "estimate of J(π) - J(α) from this batch; no single ratio can dominate it",
         "the policy is better than the one that wrote the batch",
         "this data predicts no improvement",
     ),

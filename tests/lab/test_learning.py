@@ -67,7 +67,7 @@ def group(model: LlamaForCausalLM, ratios: tuple[float, float]) -> Group:
 def test_a_promise_is_the_predicted_gain_and_the_bound_without_drift_between_versions(model: LlamaForCausalLM) -> None:
     found = promised(model, [group(model, (1.2, 0.8)), group(model, (1.0, 1.0))], torch.zeros(3))
     assert found["gain"][0] == pytest.approx((0.2 + 0.0) / 2, abs=1e-4)  # 2 · (0.5·1.2·0.5 - 0.5·0.8·0.5)
-    assert found["normalised"][0] == pytest.approx((2 * (1.2 / 2 - 0.5) + 0.0) / 2, abs=1e-4)
+    assert found["normalized"][0] == pytest.approx((2 * (1.2 / 2 - 0.5) + 0.0) / 2, abs=1e-4)
     sigma = math.sqrt(0.25 + 1e-4)
     surrogate, tv = (0.5 * 1.2 * 0.5 - 0.5 * 0.8 * 0.5) / sigma, 0.1
     paper = surrogate - 2 * (1 - sigma) / sigma * tv

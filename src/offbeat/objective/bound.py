@@ -77,17 +77,30 @@ def predicted_gain(rewards_BG: Tensor, scored_BG: Tensor, log_ratios_BG: Tensor)
 
 
 def normalized_gain(rewards_BG: Tensor, scored_BG: Tensor, log_ratios_BG: Tensor) -> Tensor:
-    """`predicted_gain` with ratios divided by their mean in the group: never larger than the rewards allow.
+    """Estimate J(π) - J(α) from each group, [B]: Σρr/Σρ - r̄, with its bias removed by the jackknife.
 
-    It is biased for small groups, and follows the realized gain much better, because no ratio can dominate it.
+    Dividing by Σρ instead of G keeps one large ratio from deciding, and makes the estimate biased in small groups. The
+    jackknife, G·θ - (G-1)·mean of θ without each completion, removes the bias of order 1/G, the factor G/(G-1) of
+    `predicted_gain` included.
 
     >>> rewards, scored = torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
-    >>> normalized_gain(rewards, scored, torch.tensor([[6.0, 2.0]]).log())  # 2 · (6/8 - 1/2)
+    >>> normalized_gain(rewards, scored, torch.tensor([[6.0, 2.0]]).log())  # 2 · 6/8 - (1 + 0)/2 - 1/2
     tensor([0.5000])
     """
-    shares_BG = torch.where(scored_BG, log_ratios_BG, -torch.inf).softmax(-1)
-    centred_BG = advantages(Advantage.CENTRED, rewards_BG, scored_BG)
-    return _fair(scored_BG) * torch.where(scored_BG, shares_BG * centred_BG, 0.0).sum(-1)
+    count_B = scored_BG.sum(-1).clamp(min=1)
+    rewards_BG = torch.where(scored_BG, rewards_BG, 0.0)
+    log_ratios_BG = torch.where(scored_BG, log_ratios_BG, -torch.inf)
+    whole_B = _normalized_mean(rewards_BG, log_ratios_BG)
+    itself_GG = torch.eye(rewards_BG.shape[-1], dtype=torch.bool, device=rewards_BG.device)
+    without_BG = _normalized_mean(rewards_BG[:, None], log_ratios_BG[:, None].masked_fill(itself_GG, -torch.inf))
+    jackknife_B = count_B * whole_B - (count_B - 1) * _mean(without_BG, scored_BG)
+    return jackknife_B - rewards_BG.sum(-1) / count_B
+
+
+def _normalized_mean(rewards: Tensor, log_ratios: Tensor) -> Tensor:
+    """Σρr/Σρ over the last axis, without entries whose log-ratio is -inf; 0 if there are no others."""
+    shares = torch.where(log_ratios.isneginf(), 0.0, log_ratios.softmax(-1))
+    return (shares * rewards).sum(-1)
 
 
 def _fair(scored_BG: Tensor) -> Tensor:
