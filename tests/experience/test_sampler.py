@@ -244,6 +244,11 @@ class TestOffline:
         assert uses == Counter(dict.fromkeys(range(6), 2))
         assert sampler.draw(6) == Waiting(6, needed=2, cooling=0, dropped=())
 
+    def test_draws_groups_of_other_runs_whatever_their_versions_are(self):
+        draw = fed(Offline(), SamplerLimits(batch=4), rows(0, [0, 3, 9, NO_VERSION])).draw(0)
+        assert isinstance(draw, Draw) and sorted(draw.ordinals) == [0, 1, 2, 3]
+        assert {draw.ordinals[i]: lag for i, lag in enumerate(draw.lags)} == {0: 0, 1: None, 2: None, 3: None}
+
     def test_shuffles_by_the_seed(self):
         orders = {batch(fed(Offline(), SamplerLimits(batch=8), rows(0, [0] * 8), seed), 0) for seed in range(20)}
         assert len(orders) == 20

@@ -47,17 +47,22 @@ def measured(
     gated: bool = True,
     passed: bool = True,
     updates: int = 2,
+    first_passed: list[list[bool]] | None = None,
     context: StepContext | None = None,
 ) -> Measures:
-    """Measure one micro-batch and two updates. The second multiplies ratios by `later` and the gate by `passed`."""
+    """Measure one micro-batch and two updates. The second multiplies ratios by `later` and the gate by `passed`.
+
+    The gate of the first update lets every group's completions through as `first_passed` says.
+    """
     batch = assemble_batch(groups, Objective(), step=step, context=context)
     [plan] = plan_micro_batches(batch.trimmed, 999, shared_prefix=True)
     part = to_tensors(batch, build_micro_batch(plan, batch.trimmed), counted=True, device=CPU)
     values = torch.tensor([ratios[g][c] for g, c in plan.completions])
     first, second = (-1 + (values * factor).log() for factor in (1.0, later))
     entropies = torch.full_like(first, 0.7)
+    opened = torch.tensor([first_passed[c] for _, c in plan.completions]) if first_passed else part.mask_NT
     part.passes += [
-        ForwardPass(first, entropies, part.mask_NT),
+        ForwardPass(first, entropies, part.mask_NT & opened),
         ForwardPass(second, entropies, part.mask_NT & passed),
     ][:updates]
     return measure(batch, [part], gated=gated, ranks=Ranks())
@@ -205,12 +210,15 @@ class TestDriftFromTheVersionPublishedLast:
         # The right answer moved up and the wrong one down, except for one token that moved against its advantage.
         ratios = [[1.5, 0.9], [0.5, 1.0]]
         group = a_pair("a", 8, ratios)
-        found = measured([group], [ratios], passed=False, context=StepContext(published=8)).published
-        assert found.wasted == pytest.approx(0.5), "both tokens that moved along pass one of two updates"
+        gate = [[False, True], [True, True]]
+        found = measured([group], [ratios], first_passed=gate, context=StepContext(published=8)).published
+        assert found.wasted == pytest.approx(0.5), "one of the two tokens that moved along is stopped"
+        later = measured([group], [ratios], passed=False, context=StepContext(published=8)).published
+        assert later.wasted == 0, "what a later update stops is not due to lag"
         half = measured(
             [group, a_pair("b", 8, ratios)],
             [ratios, ratios],
-            passed=False,
+            first_passed=gate,
             context=StepContext(published=8, replayed=frozenset({"b"})),
         )
         assert half.published.wasted == pytest.approx(0.25), "half of the batch's gradient is replayed"

@@ -151,6 +151,7 @@ class Config(Section):
     def _lags(self) -> str:
         lowest, highest = self.sync.offset, self.fresh_lag
         lag = f"lag {lowest}" if lowest == highest else f"lag {lowest} to {highest}"
+        lag += f" after the first {lowest} steps" if lowest else ""
         if self.sampler.mode == "replay":
             lag = f"fresh groups {lag}"
         return lag if self.updates_per_batch == 1 else f"{lag}, in updates up to {self.largest_lag:g}"

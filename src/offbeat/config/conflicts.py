@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from offbeat.objective.presets import PRESETS, Preset
-from offbeat.objective.spec import Advantage, Need, NoGate
+from offbeat.objective.spec import Advantage, Against, CentredBand, Need, NoGate
 
 SHARE_KEPT: Final = 0.8
 """A sampler that draws less than this part of its promised share in the second half of a run is refused."""
@@ -43,10 +43,11 @@ def conflicts(config: "Config") -> list[str]:
         )
     if not modes and not config.objective.untested_lag and config.largest_lag > preset.lag_limit:
         found.append(_lag_conflict(config, preset))
-    if config.sync.by_cost and isinstance(objective.gate, NoGate) and objective.reject is None:
+    blind = isinstance(objective.gate, NoGate | CentredBand) or objective.against is Against.PROXIMAL
+    if config.sync.by_cost and blind and objective.reject is None:
         found.append(
-            f"sync.by_cost: {preset.name!r} has no gate, so no gradient is ever stopped and nothing would be "
-            "published before the longest time; use sync.every or sync.drift_budget"
+            f"sync.by_cost: {preset.name!r} has no gate that stops tokens because of lag, so nothing would be "
+            "published before the longest time; use sync.every or sync.drift_budget, or a preset with a gate centered on 1"
         )
     if config.sampler.refill and objective.advantage is Advantage.SHRUNK:
         found.append(
@@ -79,12 +80,25 @@ def _mode_conflicts(config: "Config") -> list[str]:
         )
     elif config.sampler.mode == "replay" and not config.run.experience:
         found += _replay_conflicts(config)
+    found += _inert_limits(config)
     if config.sync.offset and config.run.mode != "lockstep":
         found.append(
             f"sync.offset = {config.sync.offset}: a fixed offset needs run.mode = 'lockstep'; in concurrent mode set "
             "run.max_lag instead"
         )
     return found
+
+
+def _inert_limits(config: "Config") -> list[str]:
+    """Return limits of reuse that cannot act in this mode."""
+    sampler = config.sampler
+    limits = {"retire_drift": sampler.retire_drift, "retire_ess": sampler.retire_ess, "retire_age": sampler.retire_age}
+    why = "sampler.mode = 'fresh' uses each group once"
+    if sampler.mode == "offline":
+        limits, why = {"retire_age": sampler.retire_age}, "sampler.mode = 'offline' does not know how old a group is"
+    if sampler.mode == "replay":
+        return []
+    return [f"sampler.{name} = {value:g}: {why}; remove it" for name, value in limits.items() if value is not None]
 
 
 def _replay_conflicts(config: "Config") -> list[str]:

@@ -165,6 +165,10 @@ class Mode(Protocol):
     def cooldown(self) -> int:
         """Steps that must pass between two draws of a group: 0 allows the next step, 1 the one after."""
 
+    @property
+    def own_versions(self) -> bool:
+        """True if the versions in the log are those of this run. An offline run has none: they are of other runs."""
+
     def choose(self, candidates: Candidates, position: EpochPosition) -> Chosen:
         """Choose up to one batch."""
 
@@ -178,6 +182,7 @@ class Fresh:
 
     reuse_budget: int = field(default=1, init=False)
     cooldown: int = field(default=0, init=False)
+    own_versions: bool = field(default=True, init=False)
 
     def choose(self, candidates: Candidates, position: EpochPosition) -> Chosen:
         """Choose groups that were never drawn."""
@@ -201,6 +206,7 @@ class Replay:
     cooldown: int = 0
     """Steps that must pass between two draws of a group: 0 allows the next step, 1 the one after."""
     priority: Priority = field(default_factory=Priority)
+    own_versions: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -237,6 +243,7 @@ class Offline:
     """How often each group is drawn, including groups that arrive later; None continues without end."""
     cooldown: int = 0
     """Steps that must pass between two draws of a group; matters where two epochs meet."""
+    own_versions: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:

@@ -170,7 +170,7 @@ class Sampler:
             k,
             ordinals=tuple(ordinals.tolist()),
             replayed=(False,) * len(chosen.fresh) + (True,) * len(chosen.past),
-            lags=tuple(None if version == NO_VERSION else k - version for version in versions),
+            lags=tuple(None if version == NO_VERSION or version > k else k - version for version in versions),
             dropped=dropped,
             retired=retired,
             priors=() if self._priors is None else tuple(self._priors.draw(k, self._index.columns, ordinals, first)),
@@ -298,13 +298,14 @@ class Sampler:
         start, rows = self._counts.first_open, self._index.columns
         uses, version = self._counts.uses[start:], rows.oldest_version[start:]
         oldest = NO_VERSION if self._limits.max_lag is None else k - self._limits.max_lag
+        reached = version <= k if self._mode.own_versions else np.ones(len(version), np.bool_)
         return Candidates(
             k,
             batch=self._limits.batch,
             seed=self._seed,
             start=start,
             # After a resume the log may have groups of versions that the run has not reached again; they are for later.
-            eligible=(uses != CLOSED) & rows.ripe[start:] & self._selected(start) & (version <= k),
+            eligible=(uses != CLOSED) & rows.ripe[start:] & self._selected(start) & reached,
             last_chance=(version != NO_VERSION) & (version <= oldest),
             uses=uses,
             last=self._counts.last[start:],

@@ -160,7 +160,9 @@ def _check_experience(config: Config) -> list[str]:
     replays = config.run.mode == "offline" or config.sampler.mode == "replay"
     if not uri or missing_modules(["lance"]):
         return []
-    if "://" not in uri and not Path(uri, "groups.lance").exists():
+    from offbeat.experience.lance_table import exists
+
+    if not exists(f"{uri.rstrip('/')}/groups.lance"):
         if config.run.mode != "offline":
             return []  # a run that generates creates it
         return [f"run.experience = {uri!r} is not an experience log; make one with `offbeat import FILE {uri}`"]

@@ -180,6 +180,7 @@ def _plan(config: Config) -> RunPlan:
         save_every=config.trainer.save_every,
         evaluate_every=config.evaluation.every,
         patience=config.run.patience,
+        generates=config.run.mode != "offline",
         reserve=config.sync.offset * config.fresh,
     )
 

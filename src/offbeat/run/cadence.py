@@ -46,12 +46,12 @@ class StepEvidence:
 class Cadence(Protocol):
     """The rule that decides when to publish."""
 
-    def due(self, since: Sequence[StepEvidence], publish_seconds: float) -> PublishReason | None:
+    def due(self, since: Sequence[StepEvidence], publish_seconds: float | None) -> PublishReason | None:
         """Return why to publish now, or None.
 
         Args:
             since: The steps since the last publish, the one just finished included.
-            publish_seconds: How long a publish takes in this run, until workers have loaded it.
+            publish_seconds: How long a publish takes in this run, until workers have loaded it; None if unknown.
         """
 
 
@@ -71,7 +71,7 @@ class Fixed:
         if self.every < 1:
             raise ValueError(f"a cadence of every {self.every} steps never publishes; the smallest is 1")
 
-    def due(self, since: Sequence[StepEvidence], publish_seconds: float) -> PublishReason | None:
+    def due(self, since: Sequence[StepEvidence], publish_seconds: float | None) -> PublishReason | None:
         return PublishReason.PERIOD if len(since) >= self.every else None
 
 
@@ -93,7 +93,7 @@ class Drift:
             raise ValueError(f"every batch exceeds a drift budget of {self.budget}; give one above 0, for example 0.1")
         _check_steps(self.at_least, self.at_most)
 
-    def due(self, since: Sequence[StepEvidence], publish_seconds: float) -> PublishReason | None:
+    def due(self, since: Sequence[StepEvidence], publish_seconds: float | None) -> PublishReason | None:
         """See `Cadence`. A drift of NaN exceeds every budget."""
         if len(since) >= self.at_most:
             return PublishReason.LONGEST
@@ -137,11 +137,13 @@ class Cost:
     def __post_init__(self) -> None:
         _check_steps(self.at_least, self.at_most)
 
-    def due(self, since: Sequence[StepEvidence], publish_seconds: float) -> PublishReason | None:
+    def due(self, since: Sequence[StepEvidence], publish_seconds: float | None) -> PublishReason | None:
         if len(since) >= self.at_most:
             return PublishReason.LONGEST
+        if len(since) < self.at_least or publish_seconds is None:
+            return None
         wasted = sum(step.drift.wasted * step.seconds for step in since)
-        return PublishReason.COST if len(since) >= self.at_least and wasted > publish_seconds else None
+        return PublishReason.COST if wasted > publish_seconds else None
 
 
 def _check_steps(at_least: int, at_most: int) -> None:

@@ -34,9 +34,9 @@ class PublishEvidence:
     _just_published: bool = True
 
     @property
-    def publish_seconds(self) -> float:
-        """The median cost of the latest publishes, in seconds."""
-        return median(self.costs) if self.costs else 0.0
+    def publish_seconds(self) -> float | None:
+        """The median cost of the latest publishes, in seconds; None before the first one is measured."""
+        return median(self.costs) if self.costs else None
 
     def add_step(self, drift: PublishedDrift, seconds: Mapping[Phase, float]) -> None:
         """Add a finished step. `seconds` are the totals of the run by phase, from its stopwatch."""

@@ -199,7 +199,7 @@ class Loop:
         """Train on the groups; None if they have no gradient. Groups that the trainer refuses are quarantined."""
         k, ordinals = draw.k, dict(zip((group.id for group in groups), draw.ordinals, strict=True))
         context = StepContext(
-            self.published,
+            self.published if self.plan.generates else None,
             frozenset(group.id for group, past in zip(groups, draw.replayed, strict=True) if past),
             dict(zip(ordinals, draw.priors, strict=True)) if draw.priors else {},
         )

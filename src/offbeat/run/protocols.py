@@ -29,6 +29,8 @@ class RunPlan:
     """Seconds without a new group after which the run ends with an error."""
     pause_seconds: float = 24 * 3600.0
     """Seconds that a paused run waits for a person before it ends."""
+    generates: bool = True
+    """False offline: the versions in the log are of other runs, and no worker has the version published last."""
     reserve: int = 0
     """Fresh groups that must wait in the log, beyond the batch, before a batch is drawn: `sync.offset` batches."""
     poll_seconds: float = 0.5

@@ -85,7 +85,7 @@ def measure(batch: Batch, parts: Sequence[MicroBatchTensors], *, gated: bool, ra
     reused = len(parts[0].passes) > 1
     overall = _token_figures(sums_SK.sum(-1)) | _credit_figures(batch) | _sequence_figures(batch, sequences, reused)
     columns = dict(zip(_SUMS, sums_SK, strict=True))
-    drift = _published_drift(published, float(columns["pull"].sum()))
+    drift = _published_drift(published, float(columns["pull"].sum()) / len(parts[0].passes))
     if drift.tokens:
         overall["drift_published"] = drift.tv
     if float(columns["known"][0]) > 0:
@@ -131,13 +131,10 @@ def _add_tokens(sums_SK: Tensor, published: Tensor, part: MicroBatchTensors, gat
         # The size of a token's pull on the policy, without the importance weight: a stopped token's may be enormous.
         pull_NT = (part.advantages_N * part.weights_N).abs().double()[:, None].expand_as(mask_NT)
         values |= {"pull": pull_NT * len(part.passes), "pull_stopped": pull_NT * stopped_NT}
+        # Only the first update shows what lag stops: before later ones, the batch's own updates have moved the policy.
         ahead_NT = mask_NT & part.published_NT & (drift_NT * part.advantages_N[:, None] > 0)
-        for row, value_NT, chosen_NT in (
-            (2, pull_NT * len(part.passes), mask_NT & part.published_NT),
-            (3, pull_NT * len(part.passes), ahead_NT),
-            (4, pull_NT * stopped_NT, ahead_NT),
-        ):
-            published[row] += value_NT[chosen_NT].sum()
+        chosen = (mask_NT & part.published_NT, ahead_NT, ahead_NT & ~first.passed_NT)
+        published[2:] += torch.stack([pull_NT[chosen_NT].sum() for chosen_NT in chosen])
     if part.reference_NT is not None:
         difference_NT = log_ratios(last.policy_NT, part.reference_NT, mask_NT)
         values |= {"reference": mask_NT, "reference_kl": linear_exp(-difference_NT) + difference_NT - 1}
