@@ -44,7 +44,7 @@ class ObjectiveConfig(Section):
     advantage: Annotated[Advantage | None, FROM_TOML] = None
     """How the rewards of a group become advantages. Change it to compare normalizations."""
     clip: Annotated[tuple[float, float] | None, FROM_TOML] = None
-    """(ε_lo, ε_hi) of the preset's gate. Wider is faster and less stable. A centered band takes two equal numbers."""
+    """(ε_lo, ε_hi) of the preset's gate. A wider one stops fewer tokens. A centered band takes two equal numbers."""
     weight_cap: Annotated[float, Field(gt=0)] | None = None
     """Upper limit of the importance weight. Set it if a few tokens with large ratios dominate the gradient."""
     zero_variance_mask: bool | None = None
@@ -325,7 +325,8 @@ class RunConfig(Section):
     """`lockstep`: trainer and workers take turns. `concurrent`: workers run ahead within `max_lag`, which is faster.
     `offline`: no workers."""
     max_lag: Annotated[int, Field(ge=0)] | None = None
-    """Groups with more lag are not trained on. Left out, it is sync.every - 1. Raise it to let workers run ahead."""
+    """Fresh groups with more lag are not trained on; replayed ones have the limits of [sampler]. Left out, it is
+    sync.every - 1 + sync.offset. Raise it to let workers run ahead."""
     experience: str = ""
     """An existing experience log to start from or to share. Left out, the run directory holds a new one."""
     patience: Annotated[float, Field(gt=0)] = 1800.0

@@ -44,7 +44,10 @@ class Preset:
     lag_evidence: str
 
 
-_WIDE = "A wider clip, (0.6, 2.0), learns faster; it was unstable only fully offline."
+_WIDE = (
+    "P1 reports that a wider clip, (0.6, 2.0), learns faster and is unstable only fully offline; in a pilot under lag "
+    "it did not learn faster."
+)
 _GRPO = Objective(
     Advantage.STD_SAMPLE, gate=OneSide(), weight=Importance(), aggregate=Aggregate.SEQUENCE_MEAN_TOKEN_MEAN
 )
