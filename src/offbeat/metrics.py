@@ -80,7 +80,8 @@ _ALL = (
         "gate_stopped_gradient",
         "Σ|A| over tokens stopped by the gate / Σ|A| over all tokens",
         Reduction.SHARE,
-        "share of the batch's pull on the policy that the gate stopped; sync.by_cost adds it up in seconds",
+        "share of the batch's pull on the policy that the gate stopped; sync.by_cost counts only tokens of the version "
+        "published last that have moved along their advantage",
         "much of the step is wasted: publish sooner, or replay less",
         "almost all of the batch moves the policy",
     ),

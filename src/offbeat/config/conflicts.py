@@ -47,7 +47,7 @@ def conflicts(config: "Config") -> list[str]:
     if config.sync.by_cost and blind and objective.reject is None:
         found.append(
             f"sync.by_cost: {preset.name!r} has no gate that stops tokens because of lag, so nothing would be "
-            "published before the longest time; use sync.every or sync.drift_budget, or a preset with a gate centered on 1"
+            "published before the longest time; use sync.every or sync.drift_budget, or a preset with a gate around 1"
         )
     if config.sampler.refill and objective.advantage is Advantage.SHRUNK:
         found.append(

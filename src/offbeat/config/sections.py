@@ -233,7 +233,8 @@ class RunConfig(Section):
     """`lockstep`: trainer and workers take turns. `concurrent`: workers run ahead within `max_lag`, which is faster.
     `offline`: no workers."""
     max_lag: Annotated[int, Field(ge=0)] | None = None
-    """Groups with more lag are not trained on. Left out, it is sync.every - 1. Raise it to let workers run ahead."""
+    """Fresh groups with more lag are not trained on; replayed ones have the limits of [sampler]. Left out, it is
+    sync.every - 1 + sync.offset. Raise it to let workers run ahead."""
     experience: str = ""
     """An existing experience log to start from or to share. Left out, the run directory holds a new one."""
     patience: Annotated[float, Field(gt=0)] = 1800.0
