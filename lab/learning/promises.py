@@ -41,6 +41,7 @@ class Promise:
     tight: float
     tight_error: float
     realised: float
+    own: float
 
     @classmethod
     def of(cls, row: Published, when: When) -> "Promise":
@@ -49,7 +50,16 @@ class Promise:
         (gain, error), (normalized, normalized_error) = one["gain"], one["normalized"]
         (bound, bound_error), (tight, tight_error) = one["bound_paper"], one["bound_tight"]
         return cls(
-            gain, error, normalized, normalized_error, bound, bound_error, tight, tight_error, one["realised"][0]
+            gain,
+            error,
+            normalized,
+            normalized_error,
+            bound,
+            bound_error,
+            tight,
+            tight_error,
+            one["realised"][0],
+            one["own"][0],
         )
 
     def breaks(self, *, tight: bool = False) -> bool:
@@ -118,9 +128,13 @@ def correlated(runs: Runs, of: Value) -> Measured:
     return Measured.of(runs, lambda some: correlation(values(some, of), values(some, realised)))
 
 
-def calibrated(runs: Runs, of: Value) -> Measured:
-    """Return the slope of promised on realized gain. The realized gain is exact, so noise does not flatten the line."""
-    return Measured.of(runs, lambda some: slope(values(some, realised), values(some, of)))
+def own(one: Promise) -> float:
+    return one.own
+
+
+def calibrated(runs: Runs, of: Value, exact: Value = realised) -> Measured:
+    """Return the slope of promised on exact gain. The exact gain has no noise, so nothing flattens the line."""
+    return Measured.of(runs, lambda some: slope(values(some, exact), values(some, of)))
 
 
 def means(runs: Runs, of: Value) -> str:
@@ -177,7 +191,8 @@ def _calibration(name: str, arms: Sequence[str], of: Value, note: str) -> Figure
         len(values(unseen, of)),
         f"{len(unseen)} runs; {means(unseen, of)}; {within:.0%} of promises within 1.96 standard errors; the other "
         f"form {calibrated(unseen, other)}, {means(unseen, other)}. By the batch just trained on "
-        f"{calibrated(seen, of)}, {means(seen, of)}" + (f"; {note}" if note else ""),
+        f"{calibrated(seen, of)}, {means(seen, of)}. Against the exact gain on the batch's own prompts "
+        f"{calibrated(unseen, of, own)}, mean {fmean(values(unseen, own)):.3f}" + (f"; {note}" if note else ""),
     )
 
 

@@ -27,6 +27,10 @@ class Promised(TypedDict):
     bound_paper: list[float]
     bound_tight: list[float]
     realised: list[float]
+    """The exact gain, over all sums."""
+    own: list[float]
+    """The exact gain over the sums of the batch. Prompts are drawn without replacement, so these are sums that were not
+    trained on lately."""
 
 
 class Published(TypedDict):

@@ -7,7 +7,7 @@ random numbers.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from offbeat.run.learner import LocalLearner
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import UNKNOWN, Group, Json, Score, StepContext
+
+PLACES: Final = {example.id: place for place, example in enumerate(task.examples)}
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def promised(model: PreTrainedModel, groups: Sequence[Group], realised_P: Tensor
         "bound_paper": estimate(group_bounds(rewards, scored, ratios, none, PAPER_FACTOR)),
         "bound_tight": estimate(group_bounds(rewards, scored, ratios, none, TIGHT_FACTOR)),
         "realised": estimate(realised_P),
+        "own": estimate(realised_P[[PLACES[group.prompt.id] for group in groups]]),
     }
 
 

@@ -56,7 +56,7 @@ def group(model: LlamaForCausalLM, ratios: tuple[float, float]) -> Group:
     behavior = [chain(model, prompt, y) - math.log(ratio) for y, ratio in zip(written, ratios, strict=True)]
     return Group(
         "g",
-        Prompt("p", prompt, "sums"),
+        Prompt("0+0", prompt, "sums"),
         tuple(
             Completion(f"g/{i}", y, [b / 2, b / 2], (VersionSpan(0, 0, 2),), score=Score(float(i == 0)))
             for i, (y, b) in enumerate(zip(written, behavior, strict=True))
