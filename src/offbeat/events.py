@@ -99,7 +99,8 @@ EVENTS: Final = {
         trouble=True,
     ),
     EventKind.REFUSED: EventSpec(
-        "groups whose log-probs or ratios are not finite are in quarantine; the step continues without them",
+        "groups whose log-probs or ratios are not finite are in quarantine; the step continues without them, or, if an "
+        "update was made already, ends with it",
         "look at them: `offbeat view RUN --fate quarantined`",
         trouble=True,
     ),

@@ -232,11 +232,12 @@ class Loop:
 
     def _quarantine(self, step: int, faults: Mapping[str, str], ordinals: Mapping[str, int]) -> None:
         """Record the groups that the trainer refused, and never draw them again."""
-        if faults:
-            self.journal.write(EventKind.REFUSED, step, groups=dict(faults))
-            self.sampler.retire([ordinals[one] for one in faults], "refused")
-        for group_id, why in faults.items():
-            self._record(step, LedgerEventKind.QUARANTINED, [group_id], why)
+        if not faults:
+            return
+        self.journal.write(EventKind.REFUSED, step, groups=dict(faults))
+        self.sampler.retire([ordinals[one] for one in faults], "refused")
+        kind, by = LedgerEventKind.QUARANTINED, self.consumer
+        self.log.record([LedgerEvent(one, kind, step, why, by) for one, why in faults.items()])
 
     def _record_drops(self, dropped: Sequence[Dropped], k: int) -> None:
         if not dropped:
