@@ -60,13 +60,23 @@ def _particulars(config: "Config") -> list[str]:
     seconds = expected.seconds(speed)
     return [
         f"objective {preset.name}: needs {needs}; reported for {known} ({preset.lag_evidence})",
-        f"{config.run.mode}, {config.steps} steps: {config.steps * config.prompts_per_step} groups of task "
-        f"{config.task.name}, completions of at most {config.sampling.max_tokens} tokens by {config.engine.kind}",
+        _amount(config),
         "estimates from the model files; the run measures before its first step:",
         *(f"  {line}" for line in str(expected).splitlines()),
         f"  at this CPU's {speed / 1e9:.0f} GFLOP/s, counting only arithmetic: at most {_duration(seconds)} a step, "
         f"{_duration(seconds * config.steps)} in total; a GPU takes a small part of that",
     ]
+
+
+def _amount(config: "Config") -> str:
+    """Say how many groups the run generates, or that it generates none."""
+    if config.run.mode == "offline":
+        return f"offline, {config.steps} steps of {config.prompts_per_step} groups of {config.run.experience}"
+    groups = config.steps * config.fresh
+    return (
+        f"{config.run.mode}, {config.steps} steps: {groups} groups of task {config.task.name}, completions of at most "
+        f"{config.sampling.max_tokens} tokens by {config.engine.kind}"
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -79,7 +79,7 @@ class Config(Section):
             return self.sync.every
         if not self.sync.adaptive:
             return 1
-        return max(self.sync.at_least, min(100, self.steps_within_limit() + 1))
+        return max(self.sync.at_least, 1, min(100, self.steps_within_limit() + 1 - self.sync.offset))
 
     @property
     def fresh_lag(self) -> int:
@@ -109,7 +109,7 @@ class Config(Section):
 
     def steps_within_limit(self) -> int:
         """Return the largest lag in steps that keeps `largest_lag` within the preset's limit; at most 1000."""
-        limit = PRESETS[self.objective.preset].lag_limit
+        limit = inf if self.objective.untested_lag else PRESETS[self.objective.preset].lag_limit
         return 1000 if limit == inf else max(0, int(limit + 1) // self.updates_per_batch - 1)
 
     @property
@@ -134,9 +134,11 @@ class Config(Section):
         if self.sampler.mode != "replay":
             return []
         past = self.prompts_per_step - self.fresh
+        # What another log holds is not known here.
+        share = "" if self.run.experience else f" (on average {self.replayed_share:.0%} of a batch)"
         return [
             f"{past} of the {self.prompts_per_step} are groups from the past, used up to {self.sampler.reuse_budget} "
-            f"times and at most {self.retire_age} steps old (on average {self.replayed_share:.0%} of a batch)"
+            f"times and at most {self.retire_age} steps old{share}"
         ]
 
     @property

@@ -3,6 +3,7 @@
 Every message starts with the key of a setting, so that `toml_file.py` can add its line, and ends with what to do.
 """
 
+from collections.abc import Callable, Iterable
 from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def conflicts(config: "Config") -> list[str]:
     """Return the conflicts between sections."""
     modes = _mode_conflicts(config)
-    found = config.objective.problems() + config.sync.problems() + modes
+    found = config.objective.problems() + config.sync.problems() + modes + _cadence_conflicts(config)
     if config.updates_per_batch == 1:
         found += config.objective.problems_with_one_update()
     if config.optimizer.warmup_steps > config.steps:
@@ -41,14 +42,10 @@ def conflicts(config: "Config") -> list[str]:
             f"sampling.top_p = {config.sampling.top_p}, top_k = {config.sampling.top_k}: {preset.name!r} needs "
             "the log-probs of the whole distribution, which truncation changes; set top_p = 1.0 and top_k = 0"
         )
-    if not modes and not config.objective.untested_lag and config.largest_lag > preset.lag_limit:
+    if not modes and not _within_limit(config):
         found.append(_lag_conflict(config, preset))
-    blind = isinstance(objective.gate, NoGate | CentredBand) or objective.against is Against.PROXIMAL
-    if config.sync.by_cost and blind and objective.reject is None:
-        found.append(
-            f"sync.by_cost: {preset.name!r} has no gate that stops tokens because of lag, so nothing would be "
-            "published before the longest time; use sync.every or sync.drift_budget, or a preset with a gate around 1"
-        )
+    elif not modes and config.sampler.mode == "replay" and not config.run.experience:
+        found += _replay_conflicts(config)
     if config.sampler.refill and objective.advantage is Advantage.SHRUNK:
         found.append(
             "sampler.refill drops groups of equal rewards, from which shrunk advantages learn by comparison with a "
@@ -78,13 +75,31 @@ def _mode_conflicts(config: "Config") -> list[str]:
             f"sampler.share = {config.sampler.share} of prompts_per_step = {config.prompts_per_step} leaves no room "
             "for fresh groups; raise prompts_per_step, or lower sampler.share"
         )
-    elif config.sampler.mode == "replay" and not config.run.experience:
-        found += _replay_conflicts(config)
     found += _inert_limits(config)
     if config.sync.offset and config.run.mode != "lockstep":
         found.append(
             f"sync.offset = {config.sync.offset}: a fixed offset needs run.mode = 'lockstep'; in concurrent mode set "
             "run.max_lag instead"
+        )
+    return found
+
+
+def _cadence_conflicts(config: "Config") -> list[str]:
+    """Return why drift or cost could never decide."""
+    sync, preset, objective = config.sync, config.objective.preset, config.objective.resolve()
+    found = []
+    if sync.adaptive and config.longest == 1:
+        rule = "sync.by_cost" if sync.by_cost else f"sync.drift_budget = {sync.drift_budget}"
+        fix = f"{preset!r} is reported for fresh data only: remove the rule, or choose another preset"
+        found.append(
+            f"{rule}: the longest time between two publishes is one step, so there is nothing to decide; "
+            + (fix if sync.every is None else "raise sync.every, or remove the rule")
+        )
+    blind = isinstance(objective.gate, NoGate | CentredBand) or objective.against is Against.PROXIMAL
+    if sync.by_cost and blind and objective.reject is None:
+        found.append(
+            f"sync.by_cost: {preset!r} has no gate that stops tokens because of lag, so nothing would be published "
+            "before the longest time; use sync.every, or a preset with a gate around 1"
         )
     return found
 
@@ -103,52 +118,91 @@ def _inert_limits(config: "Config") -> list[str]:
 
 def _replay_conflicts(config: "Config") -> list[str]:
     """Return why a run draws far fewer past groups than `sampler.share` promises, if that is so."""
-    sampler, age, preset = config.sampler, config.retire_age, config.objective.preset
-    wanted, replays = config.prompts_per_step - config.fresh, config.replays()
-    settled = fmean(replays[len(replays) // 2 :])
-    if settled >= SHARE_KEPT * wanted:
+    sampler, wanted, drawn = config.sampler, config.prompts_per_step - config.fresh, _settled_replays(config)
+    if _keeps_share(config):
         return []
     promise = (
-        f"sampler.share = {sampler.share} promises {wanted} past groups a step, but only {settled:.3g} can be drawn"
+        f"sampler.share = {sampler.share} promises {wanted} past groups a step, but about {drawn:.0f} can be drawn"
     )
-    if age <= sampler.cooldown:
-        rested = f"a group may be drawn again after {sampler.cooldown + 1} steps and is retired after {age}"
-        limit = PRESETS[preset].lag_limit
-        ways = "lower sampler.cooldown, " if sampler.cooldown else ""
-        return [
-            f"{promise}: {rested}; {ways}raise sampler.retire_age as far as the preset's lag limit allows "
-            f"({preset!r}: {limit:g}), or choose another preset"
-        ]
-    if config.steps <= sampler.cooldown + 1:
-        return [f"{promise}: the run ends after {config.steps} steps, before the first group may be drawn again"]
-    return [
-        f"{promise}: each of the {config.fresh} fresh groups a step is used sampler.reuse_budget = "
-        f"{sampler.reuse_budget} times in all and for at most {age} steps; lower sampler.share, or raise "
-        "sampler.reuse_budget"
+    why = (
+        f"each group is used at most {sampler.reuse_budget} times, again after {sampler.cooldown + 1} "
+        f"{'step' if sampler.cooldown == 0 else 'steps'} at the earliest, and until it is {config.retire_age} steps old"
+    )
+    fixes = [
+        _first(config, "sampler", "cooldown", range(sampler.cooldown - 1, -1, -1), _keeps_share),
+        _first(config, "sampler", "retire_age", range(config.retire_age + 1, 201), _keeps_share),
+        _first(config, "sampler", "reuse_budget", range(sampler.reuse_budget + 1, 33), _keeps_share),
+        _first(config, "sampler", "share", (0.75, 0.5, 0.4, 0.3, 0.25, 0.2, 0.1), _keeps_share, below=sampler.share),
+        _first(config, "sync", "every", range(config.longest - 1, 0, -1), _keeps_share),
     ]
+    other = "use a preset that is reported for more lag, or more steps"
+    return [f"{promise}: {why}; {', or '.join(fix for fix in fixes if fix) or other}"]
+
+
+def _settled_replays(config: "Config") -> float:
+    """Return the mean number of past groups that a step of the second half of the run can draw."""
+    replays = config.replays()
+    return fmean(replays[len(replays) // 2 :])
+
+
+def _keeps_share(config: "Config") -> bool:
+    wanted = config.prompts_per_step - config.fresh
+    return _within_limit(config) and _settled_replays(config) >= SHARE_KEPT * wanted
+
+
+def _within_limit(config: "Config") -> bool:
+    return config.objective.untested_lag or config.largest_lag <= PRESETS[config.objective.preset].lag_limit
+
+
+def _first(
+    config: "Config",
+    table: str,
+    name: str,
+    values: Iterable[float],
+    works: Callable[["Config"], bool],
+    below: float = inf,
+) -> str:
+    """Return "set table.name = value" for the first value with which the configuration works, or nothing."""
+    for value in values:
+        section = getattr(config, table) if table else config
+        changed = section.model_copy(update={name: value})
+        if value < below and works(config.model_copy(update={table: changed}) if table else changed):
+            return f"set {f'{table}.' if table else ''}{name} = {value:g}"
+    return ""
 
 
 def _lag_conflict(config: "Config", preset: Preset) -> str:
-    limit, lag, steps = preset.lag_limit, config.largest_lag, config.steps_within_limit()
-    tolerant = ", ".join(p.name for p in PRESETS.values() if p.lag_limit >= lag)
-    ways = [f"choose one of {tolerant}" if tolerant else "", "set objective.untested_lag = true"]
+    """Return what gives too much lag, and only changes that help."""
+    limit, lag, sync, updates = preset.lag_limit, config.largest_lag, config.sync, config.updates_per_batch
+    setting = "" if config.run.max_lag is None else f"run.max_lag = {config.run.max_lag}"
     if config.run.mode == "offline":
-        setting, valid = "run.mode = 'offline' trains on data of any age", ""
+        setting = "run.mode = 'offline' trains on data of any age"
     elif config.sampler.mode == "replay" and config.retire_age > config.fresh_lag:
-        setting, valid = f"sampler.retire_age = {config.retire_age}", f"sampler.retire_age = {steps}"
-    elif config.run.max_lag is not None:
-        setting, valid = f"run.max_lag = {config.run.max_lag}", f"run.max_lag = {steps}"
-    elif config.sync.offset:
-        setting, valid = f"sync.offset = {config.sync.offset}", f"sync.offset = {max(0, steps + 1 - config.longest)}"
-    else:
-        setting, valid = f"sync.every = {config.longest}", f"sync.every = {steps + 1}"
-    if config.updates_per_batch > 1 and lag < inf:
-        setting += f" with updates_per_batch = {config.updates_per_batch}"
-        if config.updates_per_batch - 1 > limit:
-            valid = f"updates_per_batch = {max(1, int(limit) + 1)}"
+        setting = f"sampler.retire_age = {config.retire_age}"
+    elif not setting and sync.offset:
+        setting = f"sync.offset = {sync.offset}"
+    elif not setting and sync.every is None and sync.at_least > 1:
+        setting = f"sync.at_least = {sync.at_least}"
+    setting = setting or f"sync.every = {config.longest}"
+    if updates > 1 and lag < inf:
+        setting += f" with updates_per_batch = {updates}"
+    fixes = [
+        _first(config, "sampler", "retire_age", range(config.retire_age - 1, 0, -1), _within_limit)
+        if config.sampler.mode == "replay"
+        else "",
+        _first(config, "run", "max_lag", range((config.run.max_lag or 0) - 1, config.longest - 2, -1), _within_limit),
+        _first(config, "sync", "offset", range(sync.offset - 1, -1, -1), _within_limit),
+        _first(config, "sync", "at_least", range(sync.at_least - 1, 0, -1), _within_limit)
+        if sync.every is None
+        else "",
+        _first(config, "sync", "every", range(config.longest - 1, sync.at_least - 1, -1), _within_limit),
+        _first(config, "", "updates_per_batch", range(updates - 1, 0, -1), _within_limit),
+    ]
+    tolerant = ", ".join(one.name for one in PRESETS.values() if one.lag_limit >= lag)
+    ways = [*(fix for fix in fixes if fix), f"choose one of {tolerant}" if tolerant else ""]
+    ways = [way for way in (*ways, "set objective.untested_lag = true") if way]
     gives = "" if lag == inf else f" gives lag up to {lag:g}"
-    fixes = [f"set {valid}" if valid else "", *ways]
     return (
         f"{setting}{gives}, but {preset.name!r} is reported up to lag {limit:g} ({preset.lag_evidence}); "
-        + ", or ".join(fix for fix in fixes if fix)
+        + ", or ".join(ways)
     )

@@ -165,7 +165,9 @@ def _check_experience(config: Config) -> list[str]:
     if not exists(f"{uri.rstrip('/')}/groups.lance"):
         if config.run.mode != "offline":
             return []  # a run that generates creates it
-        return [f"run.experience = {uri!r} is not an experience log; make one with `offbeat import FILE {uri}`"]
+        return [
+            f"run.experience = {uri!r} is not an experience log; make one with `offbeat import FILE --into {uri} …`"
+        ]
     from offbeat.errors import LogError
     from offbeat.experience.schema import Tables
 
@@ -177,7 +179,7 @@ def _check_experience(config: Config) -> list[str]:
     except LogError as error:
         return [f"run.experience = {uri!r}: {error}"]
     if not rows and config.run.mode == "offline":
-        return [f"run.experience = {uri!r} holds no groups; add some with `offbeat import FILE {uri}`"]
+        return [f"run.experience = {uri!r} holds no groups; add some with `offbeat import FILE --into {uri} …`"]
     any_age = [name for name, one in PRESETS.items() if one.lag_limit == inf]
     found = []
     if replays and rows and not known and Need.BEHAVIOR in config.objective.resolve().needs:

@@ -1,7 +1,7 @@
 """The groups of a run as text: prompt, completions, rewards, advantages, and the fate of each group."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -75,9 +75,7 @@ class RunGroups:
 
     def __init__(self, reader: LogReader, objective: Objective, seed: int, decode: Decoder) -> None:
         self._reader, self._seed, self._decode = reader, seed, decode
-        # Shrunk advantages need a prior that only the trainer has, so the centered ones are shown instead.
-        shrunk = objective.advantage is Advantage.SHRUNK
-        self._objective = replace(objective, advantage=Advantage.CENTRED) if shrunk else objective
+        self._objective = objective
         self.snapshot = reader.snapshot()
         self.columns: Columns = reader.index_since(None, self.snapshot)[0]
         self.ledger: Ledger = reader.ledger(self.snapshot)
@@ -168,7 +166,12 @@ class RunGroups:
         )
 
     def _advantages(self, group: Group) -> list[float | None]:
-        """Return the advantages that the run's objective assigns."""
+        """Return the advantages that the run's objective assigns; None if unknown.
+
+        Shrunk advantages depend on the history at the step that drew the group, which the log does not keep.
+        """
+        if self._objective.advantage is Advantage.SHRUNK:
+            return [None] * len(group.completions)
         import torch
 
         from offbeat.objective.credit import assign_credit

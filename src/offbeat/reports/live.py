@@ -116,7 +116,7 @@ class LiveView:
         if kind == EventKind.STEP:
             return (
                 f"step {step}/{self.config.steps}  reward {self.rewards[-1]:.3f}  lag {self._metric('lag'):.1f}  "
-                f"drift {self._drift()}"
+                f"drift {self._drift()}" + (f"  replayed {event['replayed']}" if event.get("replayed") else "")
             )
         if kind == EventKind.PUBLISHED:
             return f"step {step}  published version {event['version']} ({event['why']}, {event.get('bytes', 0)} bytes)"

@@ -63,7 +63,7 @@ DEFAULT_RULES: Sequence[Rule] = (
     Rule("entropy", below=0.01, patience=5, advice="the policy has stopped exploring: lower the learning rate"),
     Rule("drift_tv_token", above=0.3, patience=3, advice="sync sooner, or lower the learning rate"),
     Rule("ess", below=0.1, patience=3, advice="a few samples dominate the update: sync sooner"),
-    Rule("ratio_tail_share", above=0.01, patience=3, advice="a few tokens have extreme ratios: look at these groups"),
+    Rule("ratio_tail_share", above=0.05, patience=3, advice="a few tokens have extreme ratios: look at these groups"),
     Rule(
         "unscorable_share",
         above=0.2,

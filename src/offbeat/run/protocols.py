@@ -104,9 +104,11 @@ class StepOutcome:
         return sum(replayed[one] for one in self.trained.groups)
 
     def rewards_by_version(self) -> dict[str, Json]:
-        """Map each oldest version to its mean reward and number of groups, to show later how much was gained."""
+        """Map each oldest version of fresh groups to their mean reward and number, to show later what was gained."""
         found: dict[int, list[float]] = {}
-        for group in self.groups:
+        for group, replayed in zip(self.groups, self.draw.replayed, strict=True):
+            if replayed:
+                continue
             rewards = [one.score.reward for one in group.completions if isinstance(one.score, Score)]
             if group.oldest_version is not None and rewards:
                 found.setdefault(group.oldest_version, []).append(sum(rewards) / len(rewards))
