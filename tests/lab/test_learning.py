@@ -108,7 +108,7 @@ def test_a_fixed_arm_computes_promises_only_for_publishes_that_happen() -> None:
     row = run(Cell(fixed(5), 1e-3, seed=3, steps=10))
     assert [one["step"] for one in row["published"]] == [0, 5, 10]
     assert set(row["by_lag"]) == {"0", "1", "2-3", "4-7"}
-    assert row["groups"] == 160
+    assert 80 < row["groups"] <= 160, "groups of equal rewards are drawn and not trained on"
 
 
 @pytest.mark.engine
@@ -116,4 +116,4 @@ def test_a_fixed_arm_computes_promises_only_for_publishes_that_happen() -> None:
 def test_offline_then_online_trains_on_foreign_groups_and_half_as_many_fresh_ones() -> None:
     row = run(Cell(OFFLINE_ONLINE, 1e-3, seed=3, steps=20))
     assert set(row["curve"]) == {"0", "5", "10", "15", "20"}
-    assert row["groups"] == 10 * 8
+    assert 40 < row["groups"] <= 10 * 8

@@ -104,7 +104,9 @@ def test_v_and_i_do_exactly_what_they_promise(model: Path, tmp_path: Path, every
     kinds = Counter(event["kind"] for event in events)
     made = [event for event in events if event["kind"] == EventKind.STEP]
     assert kinds[EventKind.STEP] == steps and kinds[EventKind.PUBLISHED] == 1 + steps // every
-    assert all(event["lags"] == [(event["step"] - 1) % every] * 4 for event in made)
+    # A step event covers the groups that were trained on; a group of equal rewards is not.
+    assert all(event["lags"] == [(event["step"] - 1) % every] * event["groups"] for event in made)
+    assert all(1 <= event["groups"] <= 4 for event in made)
     assert sum(event["metrics"]["updates"] for event in made) == steps * updates
     with ExperienceLog.open(directory.experience) as log:
         assert log.size() == steps * 4
@@ -136,7 +138,7 @@ def test_concurrent_lag_stays_within_its_bound_and_nothing_expires(model: Path, 
     asked = config(model, steps=10, sync={"every": 2}, run={"mode": "concurrent", "max_lag": 4})
     events, directory = ran(asked, tmp_path / "run")
     lags = [lag for event in events if event["kind"] == EventKind.STEP for lag in event["lags"]]
-    assert max(lags) <= 4 and len(lags) == 40
+    assert max(lags) <= 4 and 10 <= len(lags) <= 40
     with ExperienceLog.open(directory.experience) as log:
         ledger = log.ledger()
         ledger.check()
