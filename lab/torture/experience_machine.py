@@ -233,9 +233,11 @@ class ExperienceMachine(RuleBasedStateMachine):
             return
         for group, lag in zip(self.read(found, "ordinals"), found.lags, strict=True):
             assert group.scored and group.id not in self.overdue
-            assert lag == (None if group.oldest_version is None else self.k - group.oldest_version)
-            assert lag is None or self.limits.max_lag is None or lag <= self.limits.max_lag
+            version = group.oldest_version
+            assert lag == (None if version is None or version > self.k else self.k - version)
             uses = [step for name, step in self.trained if name == group.id]
+            # The lag limit is for groups that were never drawn.
+            assert uses or lag is None or self.limits.max_lag is None or lag <= self.limits.max_lag
             assert self.mode.reuse_budget is None or len(uses) < self.mode.reuse_budget
             assert not uses or self.k + 1 - max(uses) > self.mode.cooldown
             self.trained.append((group.id, self.k + 1))
