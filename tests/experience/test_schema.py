@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from lab.fixtures.groups import groups, make_group
 from offbeat.errors import LogReadError
 from offbeat.experience.lance_table import Table
-from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.rows import group_rows, groups_from
-from offbeat.experience.schema import EVENTS, GROUPS, digest
+from offbeat.experience.schema import GROUPS, digest
 from offbeat.types import Group, Score
 
 
@@ -82,20 +81,6 @@ def test_duckdb_and_pandas_read_the_log_without_offbeat(tmp_path: Path) -> None:
 
 def _small(number: int) -> Group:
     return make_group(number, size=4)
-
-
-def test_a_log_without_the_columns_for_drift_gets_them_when_it_is_opened(tmp_path: Path) -> None:
-    older = pa.schema(list(EVENTS)[:-2])
-    Table(f"{tmp_path}/events.lance", older).append(
-        pa.table(
-            {"group_id": ["a"], "event": ["trained"], "step": [3], "cause": [""], "by": ["trainer"], "at": [0.0]},
-            schema=older,
-        )
-    )
-    with ExperienceLog.open(tmp_path) as log:
-        log.record([LedgerEvent("b", LedgerEventKind.TRAINED, 4, drift=0.25, ess=0.5)])
-        rows = log.tables.events.scan(0, 2, ["group_id", "drift", "ess"]).to_pylist()
-    assert [(row["group_id"], row["drift"], row["ess"]) for row in rows] == [("a", None, None), ("b", 0.25, 0.5)]
 
 
 def test_a_log_with_other_columns_is_refused(tmp_path: Path) -> None:

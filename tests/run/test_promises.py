@@ -1,12 +1,12 @@
-"""Real runs on a tiny model: a fixed offset, a log at a URI, episodes of several turns trained offline."""
+"""Real runs on a tiny model: a log at a URI, and episodes of several turns trained offline."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lab.fixtures.tiny_model import load_tokenizer, save_model
-from offbeat.config import Config, parse
+from lab.fixtures.tiny_model import load_tokenizer
+from offbeat.config import Config
 from offbeat.events import EventKind
 from offbeat.experience.ledger import Fate
 from offbeat.experience.log import ExperienceLog
@@ -15,30 +15,11 @@ from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.tasks.turns import Calculator, Turn, play
 from offbeat.types import Completion, Group, Prompt, Score
+from tests.run.test_local import config, model
+
+__all__ = ["model"]  # a fixture
 
 pytestmark = pytest.mark.engine
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("model")
-    save_model(place)
-    return place
-
-
-def config(model: Path, **changes: object) -> Config:
-    base: dict[str, object] = {
-        "steps": 6,
-        "prompts_per_step": 4,
-        "group_size": 4,
-        "model": {"path": str(model), "compute": "float32", "serve": "float32"},
-        "engine": {"kind": "hf"},
-        "sampling": {"max_tokens": 5},
-        "optimizer": {"learning_rate": 1e-3},
-        "task": {"name": str(HERE / "digits_task.py"), "scorers": 1},
-    }
-    return parse(base | changes)
 
 
 def steps_of(config: Config, place: Path) -> tuple[list[dict], RunDirectory]:
@@ -46,11 +27,6 @@ def steps_of(config: Config, place: Path) -> tuple[list[dict], RunDirectory]:
     directory.create(config)
     train(config, directory)
     return [event for event in read(directory.events) if event["kind"] == EventKind.STEP], directory
-
-
-def test_with_an_offset_every_batch_has_the_same_lag_after_the_first_steps(model: Path, tmp_path: Path) -> None:
-    steps, _ = steps_of(config(model, steps=7, sync={"every": 1, "offset": 3}), tmp_path / "run")
-    assert [set(step["lags"]) for step in steps] == [{min(k, 3)} for k in range(7)]
 
 
 def test_a_run_uses_an_experience_log_at_a_uri_and_keeps_the_rest_in_its_directory(model: Path, tmp_path: Path) -> None:

@@ -6,19 +6,17 @@ Every message starts with the key of a setting, so that `toml_file.py` can add i
 from collections.abc import Callable, Iterable
 from math import inf
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from offbeat.config.config import Config
 from offbeat.objective.presets import PRESETS, Preset
 from offbeat.objective.spec import Advantage, Against, CentredBand, Need, NoGate
 
 SHARE_KEPT: Final = 0.8
 """A sampler that draws less than this part of its promised share in the second half of a run is refused."""
 
-if TYPE_CHECKING:
-    from offbeat.config.config import Config
 
-
-def conflicts(config: "Config") -> list[str]:
+def conflicts(config: Config) -> list[str]:
     """Return the conflicts between sections."""
     modes = _mode_conflicts(config)
     found = config.objective.problems() + config.sync.problems() + modes + _cadence_conflicts(config)
@@ -59,7 +57,7 @@ def conflicts(config: "Config") -> list[str]:
     return found
 
 
-def _mode_conflicts(config: "Config") -> list[str]:
+def _mode_conflicts(config: Config) -> list[str]:
     found = []
     if config.run.mode != "offline" and config.sampler.mode == "offline":
         found.append(
@@ -84,7 +82,7 @@ def _mode_conflicts(config: "Config") -> list[str]:
     return found
 
 
-def _cadence_conflicts(config: "Config") -> list[str]:
+def _cadence_conflicts(config: Config) -> list[str]:
     """Return why drift or cost could never decide."""
     sync, preset, objective = config.sync, config.objective.preset, config.objective.resolve()
     found = []
@@ -104,7 +102,7 @@ def _cadence_conflicts(config: "Config") -> list[str]:
     return found
 
 
-def _inert_limits(config: "Config") -> list[str]:
+def _inert_limits(config: Config) -> list[str]:
     """Return limits of reuse that cannot act in this mode."""
     sampler = config.sampler
     limits = {"retire_drift": sampler.retire_drift, "retire_ess": sampler.retire_ess, "retire_age": sampler.retire_age}
@@ -116,7 +114,7 @@ def _inert_limits(config: "Config") -> list[str]:
     return [f"sampler.{name} = {value:g}: {why}; remove it" for name, value in limits.items() if value is not None]
 
 
-def _replay_conflicts(config: "Config") -> list[str]:
+def _replay_conflicts(config: Config) -> list[str]:
     """Return why a run draws far fewer past groups than `sampler.share` promises, if that is so."""
     sampler, wanted, drawn = config.sampler, config.prompts_per_step - config.fresh, _settled_replays(config)
     if _keeps_share(config):
@@ -139,27 +137,27 @@ def _replay_conflicts(config: "Config") -> list[str]:
     return [f"{promise}: {why}; {', or '.join(fix for fix in fixes if fix) or other}"]
 
 
-def _settled_replays(config: "Config") -> float:
+def _settled_replays(config: Config) -> float:
     """Return the mean number of past groups that a step of the second half of the run can draw."""
     replays = config.replays()
     return fmean(replays[len(replays) // 2 :])
 
 
-def _keeps_share(config: "Config") -> bool:
+def _keeps_share(config: Config) -> bool:
     wanted = config.prompts_per_step - config.fresh
     return _within_limit(config) and _settled_replays(config) >= SHARE_KEPT * wanted
 
 
-def _within_limit(config: "Config") -> bool:
+def _within_limit(config: Config) -> bool:
     return config.objective.untested_lag or config.largest_lag <= PRESETS[config.objective.preset].lag_limit
 
 
 def _first(
-    config: "Config",
+    config: Config,
     table: str,
     name: str,
     values: Iterable[float],
-    works: Callable[["Config"], bool],
+    works: Callable[[Config], bool],
     below: float = inf,
 ) -> str:
     """Return "set table.name = value" for the first value with which the configuration works, or nothing."""
@@ -171,7 +169,7 @@ def _first(
     return ""
 
 
-def _lag_conflict(config: "Config", preset: Preset) -> str:
+def _lag_conflict(config: Config, preset: Preset) -> str:
     """Return what gives too much lag, and only changes that help."""
     limit, lag, sync, updates = preset.lag_limit, config.largest_lag, config.sync, config.updates_per_batch
     setting = "" if config.run.max_lag is None else f"run.max_lag = {config.run.max_lag}"

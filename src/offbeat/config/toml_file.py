@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offbeat.config.config import Config, examine
+from offbeat.config.config import Config
+from offbeat.config.parsing import examine
 from offbeat.errors import ConfigError
 
 

@@ -17,6 +17,9 @@ from offbeat.types import Json
 STRENGTH: Final = 2.0
 """Answers that the mean over all prompts counts for: as many as a uniform prior."""
 
+HALFLIFE: Final = 50.0
+"""Steps after which an earlier result counts half, if the configuration does not say."""
+
 Prior = tuple[float, float]
 """Right and wrong answers."""
 

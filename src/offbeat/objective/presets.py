@@ -51,7 +51,7 @@ class Preset:
 
 
 _WIDE = (
-    "P1 reports that a wider clip, (0.6, 2.0), learns faster and is unstable only fully offline; in a pilot of ours at "
+    "P1 reports that a wider clip, (0.6, 2.0), learns faster and is unstable only fully offline; in our pilot at "
     "v = 10 it was not faster."
 )
 _FIRST_LOOK = "It costs one more forward pass per update, because it looks at the whole batch first."

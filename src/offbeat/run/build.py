@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -19,7 +19,7 @@ from offbeat.errors import RunError
 from offbeat.events import EventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
-from offbeat.experience.priors import PromptPriors
+from offbeat.experience.priors import HALFLIFE, PromptPriors
 from offbeat.experience.sampler import Sampler, SamplerLimits
 from offbeat.experience.schema import Snapshot
 from offbeat.experience.validation import ValidationRules
@@ -46,11 +46,6 @@ from offbeat.trainer.optimizer import Decay, MasterAdamW, OptimizerSettings, Sch
 from offbeat.trainer.trainer import StepSettings, Trainer
 from offbeat.types import Json
 from offbeat.weights.subscriber import Subscription
-
-RETIRE_DRIFT: Final = 0.2
-"""Drift at which a replayed group is retired by default: a fifth of the probability has moved elsewhere."""
-PRIOR_HALFLIFE: Final = 50.0
-"""Steps after which an earlier result of a prompt counts half by default."""
 
 disable_progress_bar()  # the progress bar of transformers would break the live view
 
@@ -181,7 +176,7 @@ def _plan(config: Config) -> RunPlan:
         evaluate_every=config.evaluation.every,
         patience=config.run.patience,
         generates=config.run.mode != "offline",
-        reserve=config.sync.offset * config.fresh,
+        offset=config.sync.offset,
     )
 
 
@@ -199,7 +194,7 @@ def _sampler_limits(config: Config) -> SamplerLimits:
     return SamplerLimits(
         config.prompts_per_step,
         max_lag=None if offline else config.fresh_lag,
-        retire_drift=config.sampler.retire_drift or (None if offline else RETIRE_DRIFT),
+        retire_drift=config.retire_drift,
         retire_ess=config.sampler.retire_ess,
         retire_age=None if offline else config.retire_age,
         drop_zero_variance=config.sampler.refill and not offline,
@@ -210,7 +205,7 @@ def _priors(config: Config) -> PromptPriors | None:
     """Return the history that shrunk advantages need; None for other objectives."""
     if config.objective.resolve().advantage is not Advantage.SHRUNK:
         return None
-    return PromptPriors(config.objective.prior_halflife or PRIOR_HALFLIFE)
+    return PromptPriors(config.objective.prior_halflife or HALFLIFE)
 
 
 def _admission(config: Config) -> Admission:

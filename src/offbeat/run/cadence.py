@@ -59,10 +59,8 @@ class Cadence(Protocol):
 class Fixed:
     """Publish every v steps.
 
-    >>> [print(Fixed(every=4).due([StepEvidence()] * steps, 0.0)) for steps in (3, 4)]
-    None
-    period
-    [None, None]
+    >>> print(*(Fixed(every=4).due([StepEvidence()] * steps, publish_seconds=0.0) for steps in (3, 4)))
+    None period
     """
 
     every: int

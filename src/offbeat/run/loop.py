@@ -159,7 +159,7 @@ class Loop:
         """
         if not self._can_step_in_time(k):
             return None
-        if missing := self._missing_reserve(k):
+        if missing := self._missing_ahead(k):
             return Waiting(k, missing, cooling=0, dropped=())
         enough = self.plan.batch if admitted < self.plan.refill * self.plan.batch else 1
         draw = self.sampler.draw(k, at_least=enough)
@@ -172,11 +172,11 @@ class Loop:
         waiting = self.sampler.waiting_versions(k)[self.plan.fresh :]
         return not in_flight or self.admission.can_train_in_time(k + 1, [*waiting.tolist(), *in_flight])
 
-    def _missing_reserve(self, k: int) -> int:
-        """Return how many groups are missing until the batch and the reserve behind it wait in the log."""
-        if not self.plan.reserve:
+    def _missing_ahead(self, k: int) -> int:
+        """Return how many groups are missing until the batch and those behind it, by `offset`, wait in the log."""
+        if not self.plan.offset:
             return 0
-        batches = min(self.plan.reserve // self.plan.fresh + 1, self.plan.steps - k)
+        batches = min(self.plan.offset + 1, self.plan.steps - k)
         return max(0, batches * self.plan.fresh - len(self.sampler.waiting_versions(k)))
 
     async def _wait_for_groups(self) -> None:

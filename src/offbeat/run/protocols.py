@@ -31,8 +31,8 @@ class RunPlan:
     """Seconds that a paused run waits for a person before it ends."""
     generates: bool = True
     """False offline: the versions in the log are of other runs, and no worker has the version published last."""
-    reserve: int = 0
-    """Fresh groups that must wait in the log, beyond the batch, before a batch is drawn: `sync.offset` batches."""
+    offset: int = 0
+    """Batches of fresh groups that must wait in the log behind the one that is drawn."""
     poll_seconds: float = 0.5
     """Seconds between reads of the log, for groups that other processes append."""
 

@@ -139,15 +139,15 @@ class Trainer:
 
         parts = self._make_micro_batches(batch)
         figures: dict[str, float] = {}
-        faults = {}
+        refused: dict[str, str] = {}
         updates = 0
         for _ in range(settings.updates_per_batch):
             loss, moving_tokens, faulty_B = self._forward_backward(batch, parts)
             norm = self.optimizer.grad_norm()
-            if faults := _non_finite(batch, faulty_B, norm):
+            if refused := _non_finite(batch, faulty_B, norm):
                 self.optimizer.discard()
                 if updates == 0:
-                    return RefusedBatch(faults)
+                    return RefusedBatch(refused)
                 for part in parts:  # nothing is measured on a pass that made no update
                     part.passes.pop()
                 break
@@ -175,7 +175,7 @@ class Trainer:
             group_drift=measures.groups,
             metrics=measures.overall | figures | {"updates": float(updates)},
             by_lag=measures.by_lag,
-            refused=faults,
+            refused=refused,
         )
 
     def _make_micro_batches(self, batch: Batch) -> list[MicroBatchTensors]:
