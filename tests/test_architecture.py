@@ -14,7 +14,7 @@ LAYERS: list[set[str]] = [
     {"events", "imports", "metrics"},
     {"evaluation", "objective", "storage", "verify"},
     {"config", "sandbox", "weights"},
-    {"experience", "tasks", "trainer"},
+    {"experience", "placement", "tasks", "trainer"},
     {"scoring"},
     {"rollout"},
     {"run"},

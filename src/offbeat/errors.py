@@ -29,6 +29,14 @@ class UnsupportedModel(OffbeatError, ValueError):
     """The trainer would compute wrong log-probs for this model."""
 
 
+class CannotPlace(OffbeatError, ValueError):
+    """A run does not fit on the given GPUs. `nearest` is the smallest change that makes it fit, or None."""
+
+    def __init__(self, message: str, nearest: object = None) -> None:
+        self.nearest = nearest
+        super().__init__(message)
+
+
 class UnreachableFunction(OffbeatError, ValueError):
     """Another process cannot import this function."""
 

@@ -131,8 +131,11 @@ class EngineConfig(Section):
     """CPU threads of each engine. Only used without a GPU."""
     kv_cache_gib: Positive = 1
     """Memory for keys and values of each vLLM engine. Only used without a GPU; raise it for more groups at once."""
-    gpu_memory_utilization: Share = 0.9
-    """Share of GPU memory that vLLM takes. Lower it if the trainer runs on the same GPU."""
+    gpu_memory_utilization: Share | None = None
+    """Share of GPU memory that vLLM takes. Left out, the device plan computes it: 0.9 on a GPU of its own, what the
+    trainer leaves on a shared one. Lower it if something else uses the GPU."""
+    tensor_parallel: Positive = 1
+    """GPUs over which each engine is split. Raise it if the model does not fit on one."""
 
 
 class WorkersConfig(Section):

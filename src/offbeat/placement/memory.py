@@ -1,0 +1,165 @@
+"""How many bytes a rank of the trainer and an engine need on a GPU, from the model's shape alone. No torch.
+
+A rank holds its slices all the time (`held`), and in each micro-batch passes three moments, of which the largest
+decides (`moments`):
+
+    head      the output head is gathered and computes its gradient; every layer's activations are kept
+    layer     the last layer runs backward; with recomputed activations, all of one layer's are there as well
+    reduce    the gradients of embeddings and head are summed over ranks in float32
+
+`lab/parity/fake_ranks.py` compares this with what torch's memory tracker counts on fake ranks, at real shapes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from offbeat.config import Config
+from offbeat.objective.spec import Need
+from offbeat.placement.hardware import GIB
+from offbeat.placement.shape import ModelShape
+
+BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+CONTEXT_BYTES: Final = GIB
+"""A process on a GPU: the CUDA context, libraries and NCCL's buffers."""
+USABLE: Final = 0.92
+"""Share of a GPU's memory that a plan gives away. The rest is lost to fragmentation and to the driver."""
+ENGINE_BYTES: Final = 2 * GIB
+"""What vLLM needs beside weights, keys and values, and logits: its context, CUDA graphs and workspaces."""
+LOGIT_COPIES: Final = 3
+"""Copies in float32 of a chunk of logits that exist at once: log-probs, probabilities and their gradient."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The bytes of one rank at the peak of a step, by purpose."""
+
+    held: Mapping[str, int]
+    moments: Mapping[str, Mapping[str, int]]
+
+    @property
+    def terms(self) -> dict[str, int]:
+        """What is held, and what the largest moment adds."""
+        largest = max(self.moments.values(), key=lambda moment: sum(moment.values()))
+        return {name: size for name, size in {**self.held, **largest}.items() if size}
+
+    @property
+    def peak(self) -> int:
+        return sum(self.terms.values())
+
+    @property
+    def between_steps(self) -> int:
+        """Bytes between two steps, when there are no gradients."""
+        return sum(size for name, size in self.held.items() if name != "gradients")
+
+    @property
+    def movable(self) -> int:
+        """Bytes that can wait in host memory while the engine has its turn: master weights and moments of AdamW."""
+        return self.held["AdamW"] + self.held["master weights"] if self.held.get("parameters") else self.held["AdamW"]
+
+
+def rank_memory(config: Config, shape: ModelShape, *, shards: int, reduce_once: bool = False) -> RankMemory:
+    """Estimate one rank whose parameters are sharded over `shards` ranks.
+
+    With `reduce_once`, gradients of the whole model wait on every rank until the last micro-batch.
+    """
+    compute, ranks = BYTES[config.model.compute], config.trainer.ranks
+    parameters, root, layer = shape.parameters, shape.root_parameters, shape.layer_parameters
+    tokens, completion = config.trainer.token_budget, min(config.trainer.token_budget, _completion_tokens(config))
+    held = {
+        "master weights": 4 * parameters // shards,
+        "AdamW": 8 * parameters // shards,
+        "gradients": 4 * parameters // (1 if reduce_once else shards),
+        "parameters": compute * parameters if ranks == 1 and compute < 4 else 0,
+    }
+    if Need.REFERENCE in config.objective.resolve().needs:
+        held["reference policy"] = (compute if ranks == 1 else 4) * parameters // shards
+    sharded = ranks > 1
+    kept, inputs = _layer_bytes(shape, compute), compute * shape.hidden
+    recomputed = config.trainer.checkpoint_activations
+    activations = tokens * shape.layers * (inputs if recomputed else kept)
+    final = tokens * (4 + 2 * compute) * shape.hidden + completion * 2 * compute * shape.hidden
+    head = shape.vocabulary * shape.hidden
+    moments = {
+        "head": {
+            "activations": activations + final,
+            "gathered layers": compute * root if sharded else 0,
+            "gradient of the head": compute * head + completion * 4 * shape.hidden,
+            "logits of a chunk": LOGIT_COPIES * 4 * min(_chunk_tokens(config), completion) * shape.vocabulary,
+        },
+        "layer": {
+            "activations": activations + (tokens * kept if recomputed else 0),
+            "gathered layers": compute * (root + 2 * layer) if sharded else 0,
+            "backward of a layer": tokens * _temporary_bytes(shape, compute) + (compute + 4 * sharded) * layer,
+            "gradient of the head": compute * head,
+        },
+        "reduce": {
+            "gathered layers": compute * root if sharded else 0,
+            "gradient of the head": (compute + 4 * sharded) * root,
+        },
+    }
+    return RankMemory(held, moments)
+
+
+def _completion_tokens(config: Config) -> int:
+    return config.group_size * config.prompts_per_step * config.sampling.max_tokens
+
+
+def _chunk_tokens(config: Config) -> int:
+    return 512
+
+
+def _layer_bytes(shape: ModelShape, compute: int) -> int:
+    """Return the bytes that a layer keeps for its backward pass, for each token.
+
+    Two norms keep their input in float32, the normalized input and their output. Attention keeps queries, keys and
+    values, its output twice (as computed and in the order of the next product) and one float32 number a head. The MLP
+    keeps four vectors of its inner width.
+    """
+    norms = 2 * (4 + 2 * compute) * shape.hidden
+    attention = compute * (3 * shape.query_width + 2 * shape.key_width) + 4 * shape.heads
+    head_norms = (4 + compute) * (shape.query_width + shape.key_width) if shape.qk_norm else 0
+    return norms + attention + head_norms + 4 * compute * shape.inner
+
+
+def _temporary_bytes(shape: ModelShape, compute: int) -> int:
+    """Return the bytes for each token that the backward pass of a layer needs on top: gradients in the MLP."""
+    return 3 * compute * shape.inner + 2 * (4 + compute) * shape.hidden
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """The bytes of an engine on each of its GPUs."""
+
+    weights: int
+    workspace: int
+    """CUDA graphs, logits and what else vLLM allocates."""
+    per_sequence: int
+    """Keys and values of one prompt and completion of the greatest length."""
+    sequences: int
+    """The most completions that run at once."""
+
+    @property
+    def least(self) -> int:
+        """The least that the engine starts with: one sequence of the greatest length."""
+        return self.weights + self.workspace + self.per_sequence
+
+    @property
+    def wanted(self) -> int:
+        """With room for all sequences at their greatest length."""
+        return self.weights + self.workspace + self.per_sequence * self.sequences
+
+
+def engine_memory(config: Config, shape: ModelShape) -> EngineMemory:
+    """Estimate one GPU of an engine."""
+    serve, split = BYTES[config.model.serve], config.engine.tensor_parallel
+    length = min(config.engine.max_prompt_tokens + config.sampling.max_tokens, shape.context)
+    kv_heads = -(-shape.kv_heads // split)  # a head that cannot be split is repeated
+    sequences = config.workers.groups_at_once * config.group_size
+    logits = LOGIT_COPIES * 4 * min(sequences, 1024) * shape.vocabulary // split
+    return EngineMemory(
+        weights=serve * shape.parameters // split,
+        workspace=ENGINE_BYTES + logits,
+        per_sequence=2 * shape.layers * kv_heads * shape.head_size * serve * length,
+        sequences=sequences,
+    )

@@ -1,0 +1,100 @@
+"""The sizes of a model that decide how much memory it needs, read from its config.json. No torch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from offbeat.errors import ModelUnreadable
+from offbeat.types import Json
+
+_QKV_BIAS = {"qwen2"}
+"""Model types with biases on the query, key and value projections, whatever `attention_bias` says."""
+_QK_NORM = {"qwen3"}
+"""Model types that normalize each query and key head."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder of the Llama family.
+
+    >>> shape = ModelShape(vocabulary=151936, hidden=896, inner=4864, layers=24, heads=14, kv_heads=2, head_size=64,
+    ...                    tied=True, qkv_bias=True)
+    >>> f"{shape.parameters:,}"
+    '494,032,768'
+    """
+
+    vocabulary: int
+    hidden: int
+    inner: int
+    """Width of the MLP."""
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    tied: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    context: int = 1 << 30
+    """The most tokens it reads."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Json]) -> "ModelShape":
+        """Read the sizes. Raises `ModelUnreadable` if one is missing, or if the model is not a dense decoder."""
+
+        def size(name: str, default: int | None = None) -> int:
+            value = config.get(name, default)
+            value = default if value is None else value
+            if not isinstance(value, int):
+                raise ModelUnreadable(f"config.json has no {name}: its memory cannot be estimated")
+            return value
+
+        if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+            raise ModelUnreadable("config.json describes a mixture of experts, which offbeat does not estimate yet")
+        kind, heads, hidden = config.get("model_type"), size("num_attention_heads"), size("hidden_size")
+        return cls(
+            vocabulary=size("vocab_size"),
+            hidden=hidden,
+            inner=size("intermediate_size", 4 * hidden),
+            layers=size("num_hidden_layers"),
+            heads=heads,
+            kv_heads=size("num_key_value_heads", heads),
+            head_size=size("head_dim", hidden // heads),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=kind in _QKV_BIAS or bool(config.get("attention_bias", False)),
+            qk_norm=kind in _QK_NORM,
+            context=size("max_position_embeddings", 1 << 30),
+        )
+
+    @classmethod
+    def read(cls, model_dir: Path) -> "ModelShape":
+        """Read the sizes from a model directory."""
+        try:
+            return cls.from_config(json.loads((model_dir / "config.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise ModelUnreadable(f"{model_dir / 'config.json'} cannot be read: {error}") from None
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        return self.kv_heads * self.head_size
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one transformer layer."""
+        projections = 2 * self.hidden * (self.query_width + self.key_width)
+        biases = (self.query_width + 2 * self.key_width) if self.qkv_bias else 0
+        norms = 2 * self.hidden + (2 * self.head_size if self.qk_norm else 0)
+        return projections + biases + 3 * self.hidden * self.inner + norms
+
+    @property
+    def root_parameters(self) -> int:
+        """Parameters outside the layers: embeddings, output head and final norm."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + self.root_parameters
