@@ -106,8 +106,8 @@ class DevicePlan:
             )
             room = min(held // self.engine.per_sequence, self.engine.sequences)
             lines.append(
-                f"  an engine takes {self.engines[0].share:.2f} of each GPU: weights {_gib(self.engine.weights)}, keys and "
-                f"values of {room} of {self.engine.sequences} sequences at their greatest length"
+                f"  an engine takes {self.engines[0].share:.2f} of each GPU: weights {_gib(self.engine.weights)}, keys "
+                f"and values of {room} of {self.engine.sequences} sequences at their greatest length"
             )
         if self.engines and self.engines[0].sleeps:
             moved = "; master weights and AdamW wait in host memory meanwhile" if self.offloads else ""
