@@ -11,7 +11,7 @@ SRC = Path(__file__).parent.parent / "src" / "offbeat"
 
 LAYERS: list[set[str]] = [
     {"errors", "seeds", "types"},
-    {"events", "imports", "metrics"},
+    {"events", "hub", "imports", "metrics"},
     {"evaluation", "objective", "storage", "verify"},
     {"config", "sandbox", "weights"},
     {"experience", "placement", "tasks", "trainer"},

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from offbeat.config import Config, examine
 from offbeat.config.toml_file import TomlFile, key_paths
-from offbeat.errors import ConfigError, RunError
+from offbeat.errors import ConfigError, HubError, RunError
+from offbeat.hub import find_model, hub_name, model_directory
 from offbeat.reports.run import Run
 from offbeat.run.directory import RunDirectory, RunLock
 
@@ -112,7 +113,7 @@ def evaluate(
     """Return pass@1, pass@k and maj@k with 95 % intervals, one row per slice of the task.
 
     Args:
-        source: A `Run` (its newest policy), a model directory, or `hf:owner/name`.
+        source: A `Run` (its newest policy), a model directory, or the name of a model on the hub, `owner/name`.
         task: A task, its name, or the path of a task file. Default: the task of the run.
         options: Settings of the task, where it is given by name.
         prompts: Prompts to ask.
@@ -177,6 +178,7 @@ def drive(config: Config, directory: RunDirectory, *, progress: bool = True) -> 
     else:
         from offbeat.run.local import train as run
 
+    model_directory(config.model.path, config.model.revision)  # a download shows its progress before the view starts
     disable_progress_bar()  # the view has its own
     loops: list[Loop] = []
     console = Console(quiet=not progress)
@@ -193,7 +195,7 @@ def _fitting_threads(config: Config) -> Iterator[None]:
     from offbeat.preflight.forecast import ModelFiles
 
     before = torch.get_num_threads()
-    if (ModelFiles(Path(config.model.path)).parameters or TINY) < TINY:
+    if (ModelFiles(model_directory(config.model.path, config.model.revision)).parameters or TINY) < TINY:
         torch.set_num_threads(1)
     try:
         yield
@@ -235,7 +237,18 @@ def checked(source: Source | None, settings: Mapping[str, Any], overrides: Seque
     """Return a configuration that can run here; `overrides` are texts such as "sync.every=10" for a TOML file."""
     from offbeat.preflight.checks import preflight
 
-    return _load(source, settings, overrides, also=preflight)
+    return _pinned(_load(source, settings, overrides, also=preflight))
+
+
+def _pinned(config: Config) -> Config:
+    """Return the configuration with the commit of a model of the hub as its revision."""
+    if hub_name(config.model.path) is None:
+        return config
+    try:
+        commit = find_model(config.model.path, config.model.revision).commit
+    except HubError as error:
+        raise ConfigError([f"model.path = {config.model.path!r}: {error}"]) from error
+    return config.model_copy(update={"model": config.model.model_copy(update={"revision": commit})})
 
 
 def _load(

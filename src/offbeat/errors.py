@@ -25,6 +25,10 @@ class ModelUnreadable(OffbeatError, ValueError):
     """A file in a model directory is broken."""
 
 
+class HubError(OffbeatError, ValueError):
+    """A model of the hub cannot be found, downloaded, or used."""
+
+
 class UnsupportedModel(OffbeatError, ValueError):
     """The trainer would compute wrong log-probs for this model."""
 
@@ -177,8 +181,11 @@ class RankLost(OffbeatError, RuntimeError):
     """A trainer rank cannot continue, so none can. Resume from the newest checkpoint."""
 
     def __init__(self, rank: int, how: str) -> None:
-        self.rank = rank
+        self.rank, self.how = rank, how
         super().__init__(f"rank {rank} {how}")
+
+    def __reduce__(self) -> tuple[type["RankLost"], tuple[int, str]]:
+        return type(self), (self.rank, self.how)  # by default an exception is rebuilt from its message alone
 
 
 class RankDied(RankLost):

@@ -137,4 +137,4 @@ def test_a_mistyped_path_is_an_error_at_once_and_never_looked_up_on_the_network(
     result = run(app, ["eval", str(tmp_path / "nolog"), "--task", "arithmetic"])
     assert result.exit_code == 2 and "neither an experience log" in result.output
     result = run(app, ["eval", "nolog", "--task", "arithmetic"])
-    assert result.exit_code == 2 and "hf:owner/name" in result.output
+    assert result.exit_code == 2 and "owner/name" in result.output

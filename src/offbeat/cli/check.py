@@ -50,22 +50,37 @@ def checked(path: Path, settings: list[str] | None) -> "Config":
 
 def _particulars(config: "Config") -> list[str]:
     from offbeat.objective.presets import PRESETS
-    from offbeat.preflight.forecast import ModelFiles, forecast, machine_speed
+    from offbeat.preflight.checks import model_files
+    from offbeat.preflight.forecast import forecast, machine_speed
 
     preset = PRESETS[config.objective.preset]
     needs = ", ".join(sorted(need.value for need in config.objective.resolve().needs)) or "rewards alone"
     known = "data of any age" if preset.lag_limit == float("inf") else f"lag up to {preset.lag_limit:g}"
-    expected = forecast(config, ModelFiles(Path(config.model.path)))
+    expected = forecast(config, model_files(config))
     speed = machine_speed()
     seconds = expected.seconds(speed)
     return [
         f"objective {preset.name}: needs {needs}; reported for {known} ({preset.lag_evidence})",
         _amount(config),
+        *_model(config),
         "estimates from the model files; the run measures before its first step:",
         *(f"  {line}" for line in str(expected).splitlines()),
         f"  at this CPU's {speed / 1e9:.0f} GFLOP/s, counting only arithmetic: at most {_duration(seconds)} a step, "
         f"{_duration(seconds * config.steps)} in total; a GPU takes a small part of that",
     ]
+
+
+def _model(config: "Config") -> list[str]:
+    """Say which commit of a model of the hub the run would use, and what has to be downloaded first."""
+    from offbeat.hub import find_model, hub_name
+
+    if hub_name(config.model.path) is None:
+        return []
+    model = find_model(config.model.path, config.model.revision)
+    missing = model.missing_bytes
+    size = f"{missing / 1e9:.1f} GB" if missing >= 1e8 else f"{missing / 1e6:.1f} MB"
+    how = f"{size} to download when the run starts" if missing else "downloaded"
+    return [f"model {model.name} of the hub at commit {model.commit[:12]}: {how}"]
 
 
 def _amount(config: "Config") -> str:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def eval_(
     source: Annotated[
-        str, typer.Argument(metavar="LOG_OR_MODEL", help="An experience log, a model directory, or hf:owner/name")
+        str,
+        typer.Argument(
+            metavar="LOG_OR_MODEL", help="An experience log, a model directory, or a model of the hub: owner/name"
+        ),
     ],
     task: TaskName,
     settings: Settings = None,

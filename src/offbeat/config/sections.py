@@ -97,7 +97,10 @@ class ModelConfig(Section):
     """[model]: the model to train."""
 
     path: str = ""
-    """Directory of a Hugging Face model. Code in it is not executed."""
+    """Directory of a Hugging Face model, or its name on the hub: `owner/name`. Code in it is not executed."""
+    revision: str | None = None
+    """Commit, branch or tag of a model of the hub. Left out, the newest commit. The run's own configuration holds the
+    commit, so a resumed run and its workers use the same files."""
     compute: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of the trainer's matrix products. float32 is slower and exact; master weights are always float32."""
     serve: Literal["float32", "bfloat16", "float16"] = "bfloat16"

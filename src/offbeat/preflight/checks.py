@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.config import Config
-from offbeat.errors import TaskError, UnreachableFunction, suggest_nearest
+from offbeat.errors import HubError, TaskError, UnreachableFunction, suggest_nearest
+from offbeat.hub import find_model, hub_name
 from offbeat.imports import EXTRAS, install_command, missing_modules, resolve
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import Advantage, Need
@@ -46,14 +47,27 @@ def preflight(config: Config) -> list[str]:
 
 
 def _check_model(config: Config) -> tuple[ModelFiles | None, list[str]]:
-    path = Path(config.model.path)
-    if not config.model.path:
+    path, revision = config.model.path, config.model.revision
+    if not path:
         return None, ["model.path is not set; give the directory of a model (`offbeat quickstart` makes a tiny one)"]
-    if not path.is_dir():
-        return None, [f"model.path = {config.model.path!r} is not a directory; {_suggest_model(path)}"]
-    files = ModelFiles(path)
+    if hub_name(path) is None and not Path(path).is_dir():
+        return None, [f"model.path = {path!r} is not a directory; {_suggest_model(Path(path))}"]
+    if hub_name(path) is None and revision is not None:
+        return None, [f"model.revision = {revision!r} has no effect: model.path is a directory; remove it"]
+    try:
+        files = model_files(config)
+    except HubError as error:
+        return None, [f"model.path = {path!r}: {error}"]
     problems = files.problems()
     return (None if problems else files), problems
+
+
+def model_files(config: Config) -> ModelFiles:
+    """Return the files of a run's model; of one on the hub only the small files, if it is not downloaded yet."""
+    if hub_name(config.model.path) is None:
+        return ModelFiles(Path(config.model.path))
+    model = find_model(config.model.path, config.model.revision)
+    return ModelFiles(model.directory, model.parameters if model.missing_bytes else 0)
 
 
 def _check_lengths(config: Config, files: ModelFiles) -> list[str]:

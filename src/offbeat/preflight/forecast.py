@@ -35,6 +35,8 @@ class ModelFiles:
     """The directory of a Hugging Face model, read without loading the model."""
 
     path: Path
+    remote_parameters: int = 0
+    """The number of parameters, if the weights are still on the hub and only small files are here."""
 
     @cached_property
     def config(self) -> Mapping[str, Json]:
@@ -57,7 +59,7 @@ class ModelFiles:
     @cached_property
     def parameters(self) -> int:
         """The number of parameters, from the headers of the weight files."""
-        return sum(_count_elements(file) for file in sorted(self.path.glob("*.safetensors")))
+        return self.remote_parameters or sum(_count_elements(file) for file in sorted(self.path.glob("*.safetensors")))
 
     def integer(self, name: str, default: int = 0) -> int:
         """Return an integer of config.json, or the default."""
@@ -85,6 +87,8 @@ class ModelFiles:
         return [f"it brings code ({what}), which offbeat never runs; use a model that is built in to transformers"]
 
     def _check_weights(self) -> list[str]:
+        if self.remote_parameters:
+            return []
         if not list(self.path.glob("*.safetensors")):
             pickled = sorted(file.name for file in self.path.glob("*.bin"))
             why = f"{pickled[0]} would have to be unpickled" if pickled else "there are no weights"

@@ -7,11 +7,10 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from offbeat.config import Config
@@ -23,6 +22,7 @@ from offbeat.experience.priors import HALFLIFE, PromptPriors
 from offbeat.experience.sampler import Sampler, SamplerLimits
 from offbeat.experience.schema import Snapshot
 from offbeat.experience.validation import ValidationRules
+from offbeat.hub import model_directory
 from offbeat.objective.spec import Advantage, Need
 from offbeat.rollout.engine import Engine, Sampling
 from offbeat.rollout.generation import GroupMaker, Scorer
@@ -41,7 +41,8 @@ from offbeat.run.protocols import Learner, RunPlan
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, make, prompt_at
 from offbeat.trainer.forward import PolicyModel
-from offbeat.trainer.fsdp import Ranks, shard
+from offbeat.trainer.fsdp import Ranks
+from offbeat.trainer.loading import load_policy_model
 from offbeat.trainer.optimizer import Decay, MasterAdamW, OptimizerSettings, Schedule
 from offbeat.trainer.trainer import StepSettings, Trainer
 from offbeat.types import Json
@@ -59,7 +60,8 @@ def make_task(config: Config) -> Task:
 
 def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer; raise `RunError` if it has no end-of-text token."""
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path, local_files_only=True, trust_remote_code=False)
+    directory = model_directory(config.model.path, config.model.revision)
+    tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     if tokenizer.eos_token_id is None:
         raise RunError(
             f"the tokenizer of {config.model.path} has no end-of-text token, so completions would never stop; set "
@@ -113,20 +115,13 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
 
 
 def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
-    path = Path(config.model.path)
-    if not path.is_dir():
-        raise RunError(f"model.path = {config.model.path!r} is not a directory; give that of a Hugging Face model")
-    # With several ranks, each rank's shard is its part of the float32 master weights.
-    dtype = config.model.compute if ranks.size == 1 else "float32"
-    model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, local_files_only=True, trust_remote_code=False)
-    policy_model = PolicyModel(
-        model.to(torch.accelerator.current_accelerator() or torch.device("cpu")),
+    return load_policy_model(
+        model_directory(config.model.path, config.model.revision),
+        ranks,
+        compute=getattr(torch, config.model.compute),
         temperature=config.sampling.temperature,
         checkpoint_activations=config.trainer.checkpoint_activations,
     )
-    if ranks.size > 1:
-        shard(policy_model, compute=getattr(torch, config.model.compute))
-    return policy_model
 
 
 def make_loop(
@@ -251,7 +246,7 @@ def _pace(config: Config) -> Pace:
 
 async def start_engine(config: Config) -> Engine:
     """Start an engine that serves the model the run began with."""
-    path, engine = Path(config.model.path), config.engine
+    path, engine = model_directory(config.model.path, config.model.revision), config.engine
     if engine.kind == "hf":
         from offbeat.rollout.hf import HfEngine
 

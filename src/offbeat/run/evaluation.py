@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from offbeat.config import Config
 from offbeat.errors import ModelUnreadable
 from offbeat.evaluation import Attempts, evaluate
+from offbeat.hub import hub_name, model_directory
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.hf import HfEngine
 from offbeat.scoring.pool import Outcome, ScoringPool
@@ -22,7 +23,6 @@ from offbeat.tasks.rewards import Columns
 from offbeat.tasks.task import Task, prompt_at
 from offbeat.types import Json, Score
 
-HUB_PREFIX: Final = "hf:"
 _SCORING_SECONDS: Final = 600.0
 
 
@@ -91,16 +91,12 @@ class ModelSampler:
 
 
 def load_model(name: str, *, temperature: float, max_tokens: int) -> ModelSampler:
-    """Load a model from a directory, or as `hf:owner/name` from the hub. Code that the model brings is not run.
-
-    Only the prefix `hf:` makes it look at the hub, so a mistyped path never reaches the network.
-    """
-    if not name.startswith(HUB_PREFIX) and not Path(name).is_dir():
+    """Load a model from a directory, or as `owner/name` from the hub. Code that the model brings is not run."""
+    if hub_name(name) is None and not Path(name).is_dir():
         raise ModelUnreadable(
-            f"{name} is neither an experience log nor the directory of a model; write a model of the hub as "
-            f"{HUB_PREFIX}owner/name"
+            f"{name} is neither an experience log nor the directory of a model; write a model of the hub as owner/name"
         )
-    place = name.removeprefix(HUB_PREFIX)
+    place = str(model_directory(name))
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False)

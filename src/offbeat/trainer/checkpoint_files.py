@@ -25,11 +25,11 @@ from typing import Final, cast
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
 from offbeat.storage.local import LocalStore
-from offbeat.trainer.fsdp import named_tensors
+from offbeat.trainer.fsdp import in_first_replica, named_tensors, own_rows
 from offbeat.trainer.trainer import Trainer
 from offbeat.types import Json
 from offbeat.weights.anchor import write_anchor
@@ -215,29 +215,19 @@ def trainer_tensors(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def local_slices(trainer: Trainer) -> dict[str, Slice]:
-    """Copy what this rank writes to the host: its rows of sharded tensors; on rank 0 also the unsharded tensors."""
+    """Copy what this rank writes to the host: its rows of sharded tensors; on rank 0 also the unsharded tensors.
+
+    If several nodes hold the same rows, the ranks of the first one write them.
+    """
     found = {}
     for name, tensor in trainer_tensors(trainer).items():
         start, local = own_rows(name, tensor)
-        if local.numel() and (isinstance(tensor, DTensor) or trainer.ranks.rank == 0):
+        whole = not isinstance(tensor, DTensor)
+        if local.numel() and (trainer.ranks.rank == 0 if whole else in_first_replica(tensor)):
             found[name] = Slice(local.detach().to("cpu", copy=True), start, tuple(tensor.shape))
     for kind, state in _generator_states().items():
         found[f"rng/{trainer.ranks.rank}/{kind}"] = Slice(state, 0, tuple(state.shape))
     return found
-
-
-def own_rows(name: str, tensor: Tensor) -> tuple[int, Tensor]:
-    """Return the first row that this rank holds of a tensor, and its rows: all rows if the tensor is not sharded."""
-    if not isinstance(tensor, DTensor):
-        return 0, tensor
-    local, size, rank = tensor.to_local(), tensor.device_mesh.size(), tensor.device_mesh.get_local_rank()
-    each = -(-tensor.shape[0] // size)
-    start, end = min(rank * each, tensor.shape[0]), min((rank + 1) * each, tensor.shape[0])
-    if tensor.placements != (Shard(0),) or len(local) != end - start:
-        raise CheckpointError(
-            f"{name} is placed as {tensor.placements}: a checkpoint can only hold slices of the first axis"
-        )
-    return start, local
 
 
 @torch.no_grad()

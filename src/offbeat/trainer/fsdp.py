@@ -1,29 +1,31 @@
 """Training on several ranks with FSDP2: each rank holds a slice of every parameter, gradient and Adam moment.
 
-    ranks = join(rank, size, rendezvous)          # the process group
-    shard(policy_model, compute=torch.bfloat16)   # in place, before you make the optimizer
+    ranks = join(rank, size, rendezvous)                                   # the process group (rendezvous.py)
+    policy_model = load_policy_model(directory, ranks, …)                  # each rank its slices (loading.py)
+    shard(policy_model, compute=torch.bfloat16, mesh=make_mesh(ranks, …))  # or shard a model that you have, in place
     trainer = Trainer(policy_model, MasterAdamW(policy_model, …), …, ranks=ranks)
-    serving_state(policy_model, torch.bfloat16)   # whole tensors again, for the weight log
+    serving_state(policy_model, torch.bfloat16)                            # whole tensors again, for the weight log
 
 The slices are the float32 master weights. FSDP gathers a block, in the compute dtype, for its forward and its backward
 pass, and frees it after each. Gradients are summed over ranks in float32, not averaged: the loss is already divided by
 counts of the whole batch.
+
+On several nodes each node holds the whole model in slices (HSDP): parameters are gathered within a node, and only
+gradients cross the network, once per update.
 """
 
-import os
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from offbeat.errors import UnsupportedModel
 from offbeat.trainer.forward import PolicyModel
 
 T = TypeVar("T")
@@ -40,6 +42,12 @@ class Ranks:
     rank: int = 0
     size: int = 1
     group: distributed.ProcessGroup | None = None
+    nodes: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each node, if the model is sharded within nodes and replicated across them; see `by_node`."""
+    reduce: Literal["once", "scatter"] = "scatter"
+    """When gradients are summed over ranks. `scatter`: within a node after every micro-batch, so that a rank keeps only
+    its slice; across nodes with the last one. `once`: everywhere with the last micro-batch, which is faster, but until
+    then each rank keeps the gradients of the whole model, 4 bytes a parameter."""
 
     def share(self, items: Sequence[T]) -> list[tuple[T, bool]]:
         """Return every `size`-th item, with True if it counts.
@@ -61,52 +69,33 @@ class Ranks:
         return values
 
 
-COLLECTIVE_TIMEOUT: Final = timedelta(minutes=10)
-"""How long a rank waits for the others in one collective. Another rank may be writing a checkpoint or publishing."""
+def by_node(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each node, given the node of each rank; empty if one mesh over all ranks is better.
 
+    That is the case on one node, with one rank per node (nothing could be sharded within it), and if nodes have
+    different numbers of ranks.
 
-def join(
-    rank: int,
-    size: int,
-    rendezvous: str,
-    *,
-    device: str = "cpu",
-    loopback: bool = True,
-    timeout: timedelta = COLLECTIVE_TIMEOUT,
-) -> Ranks:
-    """Join the process group as rank `rank` of `size`; return when all ranks have joined.
-
-    The rendezvous is a file that all ranks can see, `file:///…`. With `loopback`, all ranks are on one machine and use
-    only the loopback interface. Without it, they use the interface that the environment names
-    (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`).
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     ranks = join(0, 1, f"file://{folder}/meet")
-    ...     leave()
-    >>> ranks.rank, ranks.size
-    (0, 1)
+    >>> by_node(["a", "b", "a", "b"])
+    ((0, 2), (1, 3))
+    >>> by_node(["a", "a"]), by_node(["a", "b"]), by_node(["a", "a", "b"])
+    ((), (), ())
     """
-    if loopback:
-        interface = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-        os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
-    distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-        init_method=rendezvous,
-        rank=rank,
-        world_size=size,
-        timeout=timeout,
-    )
-    return Ranks(rank, size, distributed.group.WORLD)
+    nodes = {place: tuple(rank for rank, one in enumerate(places) if one == place) for place in places}
+    sizes = {len(ranks) for ranks in nodes.values()}
+    return tuple(nodes.values()) if len(nodes) > 1 and len(sizes) == 1 and sizes != {1} else ()
 
 
-def leave() -> None:
-    """Leave the process group."""
-    distributed.destroy_process_group()
+def make_mesh(ranks: Ranks, device: str) -> DeviceMesh:
+    """Return the mesh to shard over: all ranks, or with `ranks.nodes` replicate across nodes and shard within each."""
+    if not ranks.nodes:
+        return init_device_mesh(device, (ranks.size,))
+    return DeviceMesh(device, torch.tensor(ranks.nodes), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(policy_model: PolicyModel, *, compute: torch.dtype) -> None:
-    """Shard the parameters over all ranks, in place. They must be equal on every rank, and float32.
+def shard(policy_model: PolicyModel, *, compute: torch.dtype, mesh: DeviceMesh | None = None) -> None:
+    """Shard the parameters over the last dimension of `mesh` (default: all ranks), in place.
+
+    The parameters must be float32, and equal on every rank or on the meta device.
 
     The root is resharded after the forward pass, like every block. This costs one more all-gather, but no gathered copy
     stays behind that an update, a refresh of the reference policy or a restored checkpoint would make stale.
@@ -116,7 +105,8 @@ def shard(policy_model: PolicyModel, *, compute: torch.dtype) -> None:
             f"{wrong[0][0]} is {wrong[0][1]}: the slices are the master weights, so load the model in float32 and give "
             "the dtype for matrix products as `compute`"
         )
-    mesh = init_device_mesh(policy_model.device.type, (distributed.get_world_size(),))
+    if mesh is None:
+        mesh = init_device_mesh(policy_model.device.type, (distributed.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=None if compute == torch.float32 else compute, reduce_dtype=torch.float32)
     for module in [*transformer_blocks(policy_model), policy_model]:
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
@@ -125,6 +115,41 @@ def shard(policy_model: PolicyModel, *, compute: torch.dtype) -> None:
         module.set_force_sum_reduction_for_comms(True)
     register_fsdp_forward_method(policy_model, "logits")
     policy_model.compute_dtype = compute
+
+
+def sum_gradients(policy_model: PolicyModel, ranks: Ranks, *, last: bool) -> None:
+    """Set, before a backward pass, what FSDP sums after it; `last` is True for the last micro-batch of an update.
+
+    Call it for every micro-batch. Outside of an update everything is summed after each pass.
+    """
+    if not isinstance(policy_model, FSDPModule):
+        return
+    if ranks.reduce == "once":
+        policy_model.set_requires_gradient_sync(last)
+    else:
+        policy_model.set_requires_all_reduce(last)
+
+
+def own_rows(name: str, tensor: Tensor) -> tuple[int, Tensor]:
+    """Return the first row that this rank holds of a tensor, and its rows: all rows if the tensor is not sharded."""
+    if not isinstance(tensor, DTensor):
+        return 0, tensor
+    mesh, axis = tensor.device_mesh, tensor.device_mesh.ndim - 1
+    local, size, rank = tensor.to_local(), mesh.size(axis), mesh.get_local_rank(axis)
+    each = -(-tensor.shape[0] // size)
+    start, end = min(rank * each, tensor.shape[0]), min((rank + 1) * each, tensor.shape[0])
+    if tensor.placements != (*[Replicate()] * axis, Shard(0)) or len(local) != end - start:
+        raise UnsupportedModel(
+            f"{name} is placed as {tensor.placements}: offbeat reads and writes slices of the first axis only"
+        )
+    return start, local
+
+
+def in_first_replica(tensor: Tensor) -> bool:
+    """True if this rank's rows of a sharded tensor are the ones to store; with HSDP other nodes hold the same rows."""
+    if not isinstance(tensor, DTensor):
+        return False
+    return all(tensor.device_mesh.get_local_rank(axis) == 0 for axis in range(tensor.device_mesh.ndim - 1))
 
 
 def transformer_blocks(policy_model: PolicyModel) -> list[nn.Module]:

@@ -33,7 +33,7 @@ from offbeat.trainer.batch import (
 from offbeat.trainer.faults import find_faults
 from offbeat.trainer.first_look import first_look
 from offbeat.trainer.forward import ModelCheck, ModelInputs, PolicyModel, check_model, to_model_inputs
-from offbeat.trainer.fsdp import Ranks
+from offbeat.trainer.fsdp import Ranks, sum_gradients
 from offbeat.trainer.measures import measure
 from offbeat.trainer.optimizer import MasterAdamW
 from offbeat.types import UNKNOWN, Group, GroupDrift, PublishedDrift, StepContext
@@ -205,7 +205,8 @@ class Trainer:
         groups, size = batch.rewards_BG.shape
         gates = self._first_look(batch, parts) if settings.objective.needs_first_look else [None] * len(parts)
         found = torch.zeros(2 + groups, dtype=torch.float64, device=self.policy_model.device)
-        for part, gate_NT in zip(parts, gates, strict=True):
+        for number, (part, gate_NT) in enumerate(zip(parts, gates, strict=True), start=1):
+            sum_gradients(self.policy_model, self.ranks, last=number == len(parts))
             stats = self.policy_model(self._model_inputs(part))
             policy_NT = part.pad(stats.logprobs)
             streams = _loss_streams(part, policy_NT)

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, cast
 
 import ray
@@ -24,6 +23,7 @@ import torch
 from ray.actor import ActorHandle
 
 from offbeat.config import Config
+from offbeat.hub import model_directory
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.prompt_leases import PromptLease
 from offbeat.rollout.worker import Worker
@@ -33,7 +33,8 @@ from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.learner import RankLearner
 from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.tasks.rewards import Columns
-from offbeat.trainer.fsdp import Ranks, join, serving_state
+from offbeat.trainer.fsdp import Ranks, serving_state
+from offbeat.trainer.rendezvous import LOOPBACK, Listener, join, open_listener
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import Group, Json, StepContext
 
@@ -89,17 +90,30 @@ class RankActor:
         self._config, self._directory, self._rank, self._scoring = config, directory, rank, scoring
         self._stack = ExitStack()
         self._served: HfEngine | None = None
+        self._listener: Listener | None = None
 
     def node(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
-    def start(self, rendezvous: str, one_machine: bool) -> dict[str, Json]:
+    def open_rendezvous(self, one_machine: bool) -> str:
+        """Listen where the other ranks will join, on rank 0: on loopback only if all of them are on this machine."""
+        self._listener = open_listener(LOOPBACK if one_machine else ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        return self._listener.rendezvous
+
+    def start(self, rendezvous: str, places: Sequence[str]) -> dict[str, Json]:
         """Join the other ranks, load the model, restore the newest checkpoint; return what the driver needs."""
         config = self._config
         ranks = Ranks()
         if config.trainer.ranks > 1:
             device = str(torch.accelerator.current_accelerator() or "cpu")
-            ranks = join(self._rank, config.trainer.ranks, rendezvous, device=device, loopback=one_machine)
+            ranks = join(
+                self._rank,
+                config.trainer.ranks,
+                rendezvous,
+                listener=self._listener,
+                device=device,
+                places=places,
+            )
         self._context = RunContext.load(config, self._directory)
         task, tokenizer = self._context.task, self._context.tokenizer
         self._learner = RankLearner.open(config, self._directory, task, tokenizer, self._stack, ranks)
@@ -131,7 +145,9 @@ class RankActor:
             if self._rank > 0:
                 return {}
             if self._served is None:
-                self._served = HfEngine.start(Path(config.model.path), dtype=config.model.serve)
+                self._served = HfEngine.start(
+                    model_directory(config.model.path, config.model.revision), dtype=config.model.serve
+                )
             asyncio.run(self._served.load(step, whole.items()))
             model = self._served.model
         context = self._context

@@ -9,7 +9,6 @@ import logging
 import os
 import subprocess
 import sys
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -123,11 +122,9 @@ class RunAttempt:
         context = RunContext.load(self.config, self.directory)
         context.tokenizer.save_pretrained(self.directory.tokenizer)
         learner = self._start_actors()
-        # A new name for each attempt: the file of an earlier one would mislead the ranks.
-        meeting = self.directory.path.resolve() / f"meet-{uuid.uuid4().hex}"
         tasks: list[asyncio.Task[None]] = []
         try:
-            details = await learner.start(f"file://{meeting}")
+            details = await learner.start()
             self.start_step, self._vocab_size = learner.step, cast(int, details["vocab_size"])
             with context.open_log(self._vocab_size, "driver") as log, Maintenance(log.tables):
                 saved = cast(Mapping[str, Json] | None, details["saved"])
@@ -143,7 +140,6 @@ class RunAttempt:
             await learner.close()
             for scoring in self._scoring:
                 ray.kill(scoring.actor)
-            meeting.unlink(missing_ok=True)
 
     def _start_actors(self) -> ClusterLearner:
         config = self.config

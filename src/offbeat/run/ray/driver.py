@@ -155,10 +155,11 @@ class ClusterLearner:
         if self._lost is not None:
             raise self._lost
 
-    async def start(self, rendezvous: str) -> dict[str, Json]:
+    async def start(self) -> dict[str, Json]:
         """Start all ranks at the newest checkpoint; return what `RankActor.start` returned on rank 0."""
-        nodes = await asyncio.gather(*(actor.node.remote() for actor in self.actors))
-        details: dict[str, Json] = await self._call_all("start", rendezvous, len(set(nodes)) == 1)
+        places = await self._call_each(self.actors, "node")
+        [rendezvous] = await self._call_each(self.actors[:1], "open_rendezvous", len(set(places)) == 1)
+        details: dict[str, Json] = await self._call_all("start", rendezvous, places)
         self.step = int(str(details["step"]))
         return details
 
@@ -184,11 +185,13 @@ class ClusterLearner:
 
     async def _call_all(self, method: str, *arguments: Any) -> Any:
         """Call a method of every rank and return rank 0's result. Raises `RankLost` as soon as a rank is lost."""
+        return (await self._call_each(self.actors, method, *arguments))[0]
+
+    async def _call_each(self, actors: Sequence[Any], method: str, *arguments: Any) -> list[Any]:
+        """Call a method of these ranks, from rank 0 on, and return their results."""
         self.check()
         deadline = time.monotonic() + self.patience
-        calls: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(_call(actor, method, arguments)) for actor in self.actors
-        ]
+        calls: list[asyncio.Future[Any]] = [asyncio.ensure_future(_call(actor, method, arguments)) for actor in actors]
         waiting: set[asyncio.Future[Any]] = set(calls)
         try:
             while waiting:
@@ -201,7 +204,7 @@ class ClusterLearner:
                 if waiting and time.monotonic() > deadline:
                     late = min(calls.index(call) for call in waiting)
                     raise self._mark_lost(RankSilent(late, f"did not finish {method!r} within {self.patience:g} s"))
-            return calls[0].result()
+            return [call.result() for call in calls]
         finally:
             for call in calls:
                 call.cancel()
@@ -219,7 +222,9 @@ class ClusterLearner:
         self.check()
         error = errors[rank]
         cause = getattr(error, "cause", error)
-        if len(calls) == 1 and isinstance(cause, Exception):
+        if isinstance(cause, RankLost):  # a rank that did not join is named by those that waited for it
+            raise self._mark_lost(cause) from error
+        if len(self.actors) == 1 and isinstance(cause, Exception):
             raise cause
         raise self._mark_lost(RankFailed(rank, f"raised {type(cause).__name__}: {cause}")) from error
 

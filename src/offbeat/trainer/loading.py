@@ -1,0 +1,236 @@
+"""Load the policy model: whole on one rank, and on several ranks each rank only its slices.
+
+    meta device ─ shard ─ memory for the slices ─ each rank reads the bytes of its rows from the safetensors files
+
+No rank ever holds the whole model, on its GPU or in host memory. Files are read in small pieces and not mapped: mapped
+pages would count as the memory of this process.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from offbeat.errors import ModelUnreadable, UnsupportedModel
+from offbeat.hub import weight_files
+from offbeat.trainer.forward import PolicyModel
+from offbeat.trainer.fsdp import Ranks, make_mesh, named_tensors, own_rows, shard
+from offbeat.weights.delta import DTYPES
+
+PIECE_BYTES: Final = 8 << 20
+"""Bytes that are read at once."""
+
+
+def load_policy_model(
+    directory: Path,
+    ranks: Ranks,
+    *,
+    compute: torch.dtype,
+    temperature: float = 1.0,
+    checkpoint_activations: bool = False,
+) -> PolicyModel:
+    """Load the model in `directory` onto this rank's device.
+
+    On one rank the parameters have the dtype `compute`. On several, each rank gets its slices in float32, the master
+    weights. Raises `ModelUnreadable` if files do not hold exactly the tensors of the model.
+    """
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    if ranks.size == 1:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(directory), dtype=compute, local_files_only=True, trust_remote_code=False
+        )
+        return PolicyModel(model.to(device), temperature=temperature, checkpoint_activations=checkpoint_activations)
+    policy_model = PolicyModel(
+        empty_model(directory), temperature=temperature, checkpoint_activations=checkpoint_activations
+    )
+    shard(policy_model, compute=compute, mesh=make_mesh(ranks, device.type))
+    allocate(policy_model, device)
+    fill(policy_model, directory)
+    return policy_model
+
+
+def empty_model(directory: Path) -> PreTrainedModel:
+    """Return the model with its parameters on the meta device, in float32, and its buffers on the CPU."""
+    config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    with _parameters_on_meta():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    return model
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Move each parameter to the meta device as soon as a module registers it, before its memory is touched.
+
+    A meta device for everything would take the buffers too, and models compute rotary frequencies only once.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:  # one that is tied is on meta already, and stays the same
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    with patch.object(nn.Module, "register_parameter", register_on_meta):
+        yield
+
+
+def allocate(policy_model: PolicyModel, device: torch.device) -> None:
+    """Give parameters on the meta device memory on `device`; move the buffers there."""
+    buffers = {name: buffer.clone() for name, buffer in policy_model.named_buffers()}
+    policy_model.to_empty(device=device)
+    for name, buffer in policy_model.named_buffers():
+        buffer.copy_(buffers[name])
+    policy_model.model.tie_weights()
+
+
+@torch.no_grad()
+def fill(policy_model: PolicyModel, directory: Path) -> None:
+    """Read this rank's rows of every tensor of the model from the safetensors files in `directory`."""
+    model = policy_model.model
+    stored = _by_parameter(model, _stored_tensors(directory), directory)
+    shared = _shared_names(model)
+    buffer = bytearray(PIECE_BYTES)
+    for name, tensor in named_tensors(policy_model):
+        sources = [stored[one] for one in shared.get(name, [name]) if one in stored]
+        start, local = own_rows(name, tensor)
+        if tuple(tensor.shape) != sources[0].shape:
+            raise ModelUnreadable(
+                f"{name} is {list(sources[0].shape)} in {sources[0].file} and {list(tensor.shape)} in the model of "
+                "config.json; download the model again"
+            )
+        sources[0].read(start, local, buffer)
+        for other in sources[1:]:
+            _require_equal(name, other, start, local, buffer)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file."""
+
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    """The position of its first byte in the file."""
+
+    def read(self, start: int, to: Tensor, buffer: bytearray) -> None:
+        """Read rows from `start` on into the contiguous tensor `to`, as many as it has, converted to its dtype."""
+        row = math.prod(self.shape[1:])
+        size = self.dtype.itemsize
+        flat, step = to.view(-1), len(buffer) // size
+        descriptor = os.open(self.file, os.O_RDONLY)
+        try:
+            for low in range(0, flat.numel(), step):
+                high = min(low + step, flat.numel())
+                piece = memoryview(buffer)[: (high - low) * size]
+                _read_exactly(descriptor, piece, self.offset + (start * row + low) * size, self.file)
+                flat[low:high].copy_(torch.frombuffer(piece, dtype=self.dtype))
+        finally:
+            os.close(descriptor)
+
+
+def _read_exactly(descriptor: int, piece: memoryview, offset: int, file: Path) -> None:
+    done = 0
+    while done < len(piece):
+        count = os.preadv(descriptor, [piece[done:]], offset + done)
+        if count == 0:
+            raise ModelUnreadable(
+                f"{file} ends after {offset + done} bytes, in the middle of a tensor; download it again"
+            )
+        done += count
+
+
+def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of the files, by its name in them."""
+    files = weight_files(directory, [file.name for file in directory.iterdir()])
+    if not files:
+        raise ModelUnreadable(
+            f"{directory} has no *.safetensors; save the model with `save_pretrained` of transformers"
+        )
+    return {name: tensor for file in files for name, tensor in _read_header(directory / file).items()}
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        return {
+            name: StoredTensor(
+                file, DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
+            )
+            for name, entry in header.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+        raise ModelUnreadable(f"{file} is not a safetensors file: {type(error).__name__}: {error}") from None
+
+
+def _by_parameter(
+    model: PreTrainedModel, stored: Mapping[str, StoredTensor], directory: Path
+) -> dict[str, StoredTensor]:
+    """Return the stored tensors by their names in the model, renamed as transformers does; raise if they do not fit."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, WeightConverter)]
+    known = model.state_dict()
+    found: dict[str, StoredTensor] = {}
+    for key, tensor in stored.items():
+        name, merged = rename_source_key(key, renamings, converters, model.base_model_prefix, known)
+        if merged is not None:
+            raise UnsupportedModel(
+                f"{type(model).__name__} merges tensors of its files ({key}) while it loads, and several ranks cannot "
+                "do that slice by slice yet; set trainer.ranks = 1, or save it merged"
+            )
+        quantized = tensor.dtype.itemsize < 2 or not tensor.dtype.is_floating_point
+        if quantized and name in known and known[name].is_floating_point():
+            raise UnsupportedModel(f"{key} in {directory} is {tensor.dtype}: quantized models cannot be trained")
+        found[name] = tensor
+    shared = _shared_names(model)
+    missing = [name for name in known if not found.keys() & set(shared.get(name, [name]))]
+    unexpected = [name for name in found if name not in known and not _ignored(model, name)]
+    for what, names in (("lack", missing), ("also hold", unexpected)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ModelUnreadable(
+                f"the weights in {directory} {what} {', '.join(names[:3])}{more}, so they do not belong to the "
+                f"{type(model).__name__} of config.json; download the model again"
+            )
+    return found
+
+
+def _shared_names(model: PreTrainedModel) -> dict[str, list[str]]:
+    """Return, for every name of a tied parameter, all its names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {name: group for group in names.values() if len(group) > 1 for name in group}
+
+
+def _ignored(model: PreTrainedModel, name: str) -> bool:
+    """True if transformers ignores this tensor too, such as rotary frequencies of early Llama files."""
+    patterns = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def _require_equal(name: str, other: StoredTensor, start: int, local: Tensor, buffer: bytearray) -> None:
+    """Raise if a second copy of a tied tensor has other values: config.json is wrong then."""
+    copied = torch.empty_like(local)
+    other.read(start, copied, buffer)
+    if not torch.equal(copied, local):
+        raise ModelUnreadable(
+            f"config.json ties {name} to another tensor, but {other.file} holds both with different values; set "
+            "tie_word_embeddings to false in config.json"
+        )
