@@ -122,6 +122,7 @@ def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
     policy_model = PolicyModel(
         model.to(torch.accelerator.current_accelerator() or torch.device("cpu")),
         temperature=config.sampling.temperature,
+        chunk_tokens=config.trainer.chunk_tokens,
         checkpoint_activations=config.trainer.checkpoint_activations,
     )
     if ranks.size > 1:
