@@ -161,6 +161,10 @@ class NoGradient(OffbeatError, RuntimeError):
     """No token of the batch would have moved the policy. Nothing was changed."""
 
 
+class UnfusedAttention(OffbeatError):
+    """torch would compute attention on a GPU without its fused kernel."""
+
+
 class StepOutOfMemory(OffbeatError, RuntimeError):
     """A training step does not fit into memory; the message names the largest terms."""
 

@@ -98,9 +98,10 @@ def a_trainer(
     reference: PolicyModel | None = None,
     optimizer: OptimizerSettings | None = None,
     model: PreTrainedModel | None = None,
+    policy_model: PolicyModel | None = None,
     **settings: object,
 ) -> Trainer:
-    policy_model = PolicyModel(a_llama(seed) if model is None else model)
+    policy_model = policy_model or PolicyModel(a_llama(seed) if model is None else model)
     adamw = MasterAdamW(policy_model, optimizer or OptimizerSettings(Schedule(rate)))
     return Trainer(policy_model, adamw, StepSettings(objective, **settings), reference)  # type: ignore[arg-type]
 

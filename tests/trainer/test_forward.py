@@ -8,8 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import VOCABULARY, a_group, a_llama, logprobs, some_groups, visible_keys
-from torch.nn.attention.flex_attention import create_mask
+from small import VOCABULARY, a_group, a_llama, logprobs, some_groups
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -26,7 +25,6 @@ from transformers import (
 )
 
 from offbeat.errors import UnsupportedModel
-from offbeat.trainer.attention import block_mask
 from offbeat.trainer.batch import build_micro_batch, plan_micro_batches
 from offbeat.trainer.forward import PolicyModel, check_model, to_model_inputs
 from offbeat.types import Group
@@ -147,16 +145,6 @@ def test_dropout_is_off() -> None:
     policy_model = PolicyModel(model)
     first, second = (logprobs(policy_model, some_groups(0)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def test_the_mask_for_gpus_follows_the_segments() -> None:
-    groups = some_groups(2)
-    [part] = plan_micro_batches(groups, 1 << 20, shared_prefix=True)
-    segments = build_micro_batch(part, groups).segment_ids_RL
-    rows, length = segments.shape
-    mask = block_mask(torch.from_numpy(segments))
-    dense = create_mask(mask.mask_mod, rows, 1, length, length, device="cpu")
-    assert np.array_equal(dense[:, 0].numpy(), visible_keys(segments))
 
 
 class TestFallback:

@@ -209,6 +209,8 @@ class TrainerConfig(Section):
     """Processes that train one policy together with FSDP. More than one needs run.place = "ray"."""
     token_budget: Positive = 4096
     """Tokens of a micro-batch, padding included. Lower it if a step runs out of memory; the result stays the same."""
+    chunk_tokens: Positive = 512
+    """Tokens whose logits exist at one time. Lower it if a large vocabulary runs out of memory."""
     checkpoint_activations: bool = False
     """Compute activations twice instead of storing them: less memory, more time."""
     save_every: Positive = 50

@@ -26,8 +26,6 @@ _NO_DEFAULT_END: Final = ("PreTrainedTokenizerFast", "TokenizersBackend", "")
 """Tokenizer classes without a default end-of-text token: the files must name one."""
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 GIB: Final = 2**30
-CHUNK_TOKENS: Final = 512
-"""Tokens for which the head computes logits at once, as in `trainer/forward.py`."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ def forecast(config: Config, files: ModelFiles) -> Forecast:
     # (within a quarter of what is measured on SmolLM2), or only its input if activations are recomputed.
     kept = hidden if config.trainer.checkpoint_activations else 12 * hidden + 4 * inner
     terms["activations"] = config.trainer.token_budget * layers * kept * compute
-    terms["logits"] = 3 * 4 * CHUNK_TOKENS * vocabulary
+    terms["logits"] = 3 * 4 * config.trainer.chunk_tokens * vocabulary
     completion_tokens = config.prompts_per_step * group * completion
     tokens = completion_tokens + config.prompts_per_step * prompt
     passes = 8 if config.trainer.checkpoint_activations else 6

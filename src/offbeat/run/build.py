@@ -120,6 +120,7 @@ def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
         ranks,
         compute=getattr(torch, config.model.compute),
         temperature=config.sampling.temperature,
+        chunk_tokens=config.trainer.chunk_tokens,
         checkpoint_activations=config.trainer.checkpoint_activations,
     )
 

@@ -2,7 +2,7 @@
 
 A dense mask over a row [prompt, y_1 … y_G] costs (P + G·T)² scores. Here the row is split: the prompt attends to itself
 and each completion to [prompt, itself], G·T·(P + T) scores. Then the results are joined again. transformers calls this
-implementation by its registered name. GPUs use flex_attention instead, which skips blocks of a dense mask.
+implementation by its registered name. GPUs use flex_attention instead (`flex.py`), which skips blocks of the scores.
 
 Shapes: R rows, L tokens of the longest row, N completions, T tokens of the longest, P of the longest prompt, K = P + T.
 """
@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from offbeat.trainer.batch import PADDING, PROMPT, MicroBatch
+from offbeat.trainer.batch import PROMPT, MicroBatch
 
 NAME: Final = "offbeat_shared_prefix"
 
@@ -127,22 +126,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias_NTK: Tensor, scaling
     scores += bias_NTK[:, None, None]
     weights = scores.softmax(-1).view(batch, groups, heads // groups * tokens, -1)
     return (weights @ value).view(batch, heads, tokens, -1)
-
-
-def block_mask(segment_ids_RL: Tensor) -> BlockMask:
-    """Return the mask for `attn_implementation="flex_attention"` on a GPU.
-
-    A query sees its prompt and its own completion; padding sees itself, so that no query sees nothing. The mask is
-    tested, but it has not run on a GPU yet.
-    """
-
-    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        query_segment, key_segment = segment_ids_RL[row, query], segment_ids_RL[row, key]
-        within = (key_segment == PROMPT) | (key_segment == query_segment)
-        return (query == key) | ((query >= key) & within & (query_segment != PADDING) & (key_segment != PADDING))
-
-    rows, length = segment_ids_RL.shape
-    return create_block_mask(visible, rows, None, length, length, device=segment_ids_RL.device)
 
 
 AttentionInterface.register(NAME, shared_prefix_attention)

@@ -16,8 +16,9 @@ A row is a prompt followed by completions of it:
     predictors          p2   a0     p2  b0 b1           the last prompt token predicts every first token
 
 With a shared prefix, a row holds as many completions of its group as fit, so the prompt is computed once. Without, it
-holds one completion. A micro-batch is R rows padded to the longest, L. It costs R × L tokens, never more than the
-token budget. Rows of similar length share a micro-batch; the longest come first.
+holds one completion. A micro-batch is R rows padded to the longest, L, or on GPUs one packed row [1, L] in which they
+follow each other. It costs R × L tokens, or those of the packed row, never more than the token budget. Rows of similar
+length share a micro-batch; the longest come first.
 
 Shapes: B groups, G completions of the largest group, R rows, L tokens of the longest row, N completions of a
 micro-batch, T tokens of its longest completion.
@@ -43,6 +44,8 @@ NO_LAG: Final = -1
 """The lag of tokens that no earlier version of this policy wrote: by another model, a person, or a later version."""
 PROMPT: Final = 0
 PADDING: Final = -1
+BLOCK: Final = 128
+"""The length of a packed row is a multiple of it, and at least twice it: the attention of GPUs works in such blocks."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +147,13 @@ class MicroBatchPlan:
     """The rows of a micro-batch, the longest first."""
 
     rows: tuple[PackedRow, ...]
+    packed: bool = False
+    """True if they are one row."""
 
     @property
     def cost(self) -> int:
-        """R × L tokens, padding included."""
-        return len(self.rows) * self.rows[0].length
+        """R × L tokens, padding included; or the tokens of a packed row without the padding to whole blocks."""
+        return sum(row.length for row in self.rows) if self.packed else len(self.rows) * self.rows[0].length
 
     @property
     def completions(self) -> tuple[tuple[int, int], ...]:
@@ -157,7 +162,7 @@ class MicroBatchPlan:
 
 
 def plan_micro_batches(
-    groups: Sequence[Group], token_budget: int, *, shared_prefix: bool
+    groups: Sequence[Group], token_budget: int, *, shared_prefix: bool, packed: bool = False
 ) -> tuple[MicroBatchPlan, ...]:
     """Put every completion of `groups` into exactly one micro-batch; each costs at most `token_budget`.
 
@@ -175,11 +180,12 @@ def plan_micro_batches(
     rows = [row for index, group in enumerate(groups) for row in _rows(index, group, token_budget, shared_prefix)]
     rows.sort(key=lambda row: (-row.length, row.group, row.completions))
     plans: list[MicroBatchPlan] = []
-    start = 0
-    for end in range(1, len(rows) + 1):
-        if end == len(rows) or (end + 1 - start) * rows[start].length > token_budget:
-            plans.append(MicroBatchPlan(tuple(rows[start:end])))
-            start = end
+    for row in rows:
+        wider = MicroBatchPlan((*plans[-1].rows, row) if plans else (row,), packed)
+        if plans and wider.cost <= token_budget:
+            plans[-1] = wider
+        else:
+            plans.append(MicroBatchPlan((row,), packed))
     return tuple(plans)
 
 
@@ -242,23 +248,28 @@ def build_micro_batch(plan: MicroBatchPlan, groups: Sequence[Group]) -> MicroBat
     ([2, 3, 2], [7, 8, 9], [[True, True], [True, False]])
     """
     shape = (len(plan.rows), plan.rows[0].length)
+    if plan.packed:
+        shape = (1, max(2, -(-plan.cost // BLOCK)) * BLOCK)
     token_ids, position_ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     segment_ids = np.full(shape, PADDING, np.int64)
+    tokens, positions, segments = token_ids.ravel(), position_ids.ravel(), segment_ids.ravel()  # views
     predictors: list[NDArray[np.int64]] = []
     answers: list[NDArray[np.int32]] = []
+    end = 0
     for r, row in enumerate(plan.rows):
         prompt = groups[row.group].prompt.token_ids
-        end = len(prompt)
-        token_ids[r, :end], position_ids[r, :end], segment_ids[r, :end] = prompt, np.arange(end), PROMPT
+        start = end if plan.packed else r * shape[1]
+        last = start + len(prompt) - 1
+        end = last + 1
+        tokens[start:end], positions[start:end], segments[start:end] = prompt, np.arange(len(prompt)), PROMPT
         for segment, completion in enumerate(row.completions, start=1):
             answer = groups[row.group].completions[completion].token_ids
             start, end = end, end + len(answer)
-            token_ids[r, start:end] = answer
-            position_ids[r, start:end] = len(prompt) + np.arange(len(answer))
-            segment_ids[r, start:end] = segment
+            tokens[start:end], segments[start:end] = answer, segment
+            positions[start:end] = len(prompt) + np.arange(len(answer))
             before = np.arange(start - 1, end - 1)
-            before[:1] = len(prompt) - 1
-            predictors.append(r * shape[1] + before)
+            before[:1] = last
+            predictors.append(before)
             answers.append(answer)
     lengths = np.array([len(answer) for answer in answers])
     present = np.arange(lengths.max()) < lengths[:, None]

@@ -6,7 +6,8 @@
     worst = check_worst_case(trainer, shape, estimate)   # forward and backward of the largest possible micro-batch
 
 The memory that the backward pass needs is measured, not guessed from the architecture: short rows run through the
-model, and `LiveBytes` counts what stays alive. A batch that does not fit fails in the first minute, with the reason.
+model, and the allocator of the GPU, or `LiveBytes` on CPU, counts what stays alive. A batch that does not fit fails in
+the first minute, with the reason.
 """
 
 import math
@@ -27,16 +28,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from offbeat.errors import StepOutOfMemory
-from offbeat.trainer.batch import MicroBatch, build_micro_batch, plan_micro_batches
+from offbeat.trainer.batch import BLOCK, MicroBatch, build_micro_batch, plan_micro_batches
 from offbeat.trainer.checkpoint_files import trainer_tensors
 from offbeat.trainer.forward import UNLIMITED, PolicyModel, synthetic_group, to_model_inputs
 from offbeat.trainer.fsdp import transformer_blocks
 from offbeat.trainer.trainer import Trainer
+from offbeat.types import Group
 
 ADVICE: Final = {
     "activations": "lower token_budget, or turn checkpoint_activations on",
     "backward of a layer": "lower token_budget, or compute in bfloat16",
-    "logits of a chunk": "lower chunk_tokens",
+    "logits of a chunk": "lower trainer.chunk_tokens",
     "AdamW": "train on more ranks",
     "master weights": "train on more ranks",
     "parameters": "train on more ranks",
@@ -167,7 +169,13 @@ def worst_micro_batch(trainer: Trainer, shape: StepShape) -> MicroBatch:
     rows = max(1, budget // (shape.prompt + per_row * shape.completion))
     vocab_size = trainer.policy_model.vocab_size
     groups = [synthetic_group(vocab_size, shape.prompt, shape.completion, per_row)] * rows
-    return build_micro_batch(plan_micro_batches(groups, budget, shared_prefix=shared)[0], groups)
+    return _first_micro_batch(trainer, groups, budget)
+
+
+def _first_micro_batch(trainer: Trainer, groups: Sequence[Group], budget: int) -> MicroBatch:
+    check = trainer.check
+    plan, *_ = plan_micro_batches(groups, budget, shared_prefix=check.shared_prefix, packed=check.packed)
+    return build_micro_batch(plan, groups)
 
 
 def _backward_bytes(trainer: Trainer, shape: StepShape, rows: int, length: int) -> tuple[float, float]:
@@ -182,11 +190,14 @@ def _backward_bytes(trainer: Trainer, shape: StepShape, rows: int, length: int) 
     shorter = [(max(1, shape.prompt // by), max(1, shape.completion // by)) for by in (8, 8, 6, 4)]
     size = shape.group if shared else 1
     policy_model.chunk_tokens = min(chunk_tokens, shorter[0][1] * size)
+    # A packed row is padded to whole blocks: short groups are repeated, so that the three rows differ in length.
+    at_least = [BLOCK * blocks if trainer.check.packed else 1 for blocks in (2, 2, 4, 6)]
     try:
         measured = []
-        for prompt, completion in shorter:  # the first run allocates the gradients and does not count
+        for (prompt, completion), tokens in zip(shorter, at_least, strict=True):  # the first allocates the gradients
             group = synthetic_group(policy_model.vocab_size, prompt, completion, size)
-            micro = build_micro_batch(plan_micro_batches([group], UNLIMITED, shared_prefix=shared)[0], [group])
+            groups = [group] * math.ceil(tokens / (prompt + size * completion))
+            micro = _first_micro_batch(trainer, groups, UNLIMITED)
             measured.append((micro.token_ids_RL.size, *_kept_and_peak_bytes(trainer, micro)))
     finally:
         policy_model.chunk_tokens = chunk_tokens
@@ -200,11 +211,11 @@ def _backward_bytes(trainer: Trainer, shape: StepShape, rows: int, length: int) 
 def _kept_and_peak_bytes(trainer: Trainer, micro: MicroBatch) -> tuple[int, int]:
     policy_model = trainer.policy_model
     inputs = to_model_inputs(micro, shared_prefix=trainer.check.shared_prefix, device=policy_model.device)
-    with LiveBytes() as live:
+    with LiveBytes() if policy_model.device.type == "cpu" else AllocatedBytes(policy_model.device) as live:
         stats = policy_model(inputs)
         kept = live.now
         stats.logprobs.sum().backward()
-    return kept, live.peak
+        return kept, live.peak
 
 
 def _extrapolate(sizes: NDArray[np.float64], values: NDArray[np.float64], rows: int, length: int) -> float:
@@ -241,6 +252,28 @@ def _peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class AllocatedBytes:
+    """What the allocator of a GPU hands out. A dispatch mode would keep torch from compiling flex_attention."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __enter__(self) -> "AllocatedBytes":
+        torch.accelerator.reset_peak_memory_stats(self._device)
+        self._before = torch.accelerator.memory_allocated(self._device)
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    @property
+    def now(self) -> int:
+        return torch.accelerator.memory_allocated(self._device) - self._before
+
+    @property
+    def peak(self) -> int:
+        return torch.accelerator.max_memory_allocated(self._device) - self._before
 
 
 class LiveBytes(TorchDispatchMode):

@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from offbeat.errors import UnsupportedModel
 from offbeat.objective.logprobs import TokenStats, token_stats
-from offbeat.trainer import attention
+from offbeat.trainer import attention, flex
 from offbeat.trainer.batch import MicroBatch, build_micro_batch, plan_micro_batches
 from offbeat.types import UNKNOWN, Completion, Group, Prompt
 
@@ -42,15 +41,17 @@ class ModelInputs(NamedTuple):
 
     token_ids_RL: Tensor
     position_ids_RL: Tensor | None
-    attention: attention.Segments | BlockMask | None
+    attention: attention.Segments | flex.PackedMask | None
     predictors: Tensor
     """For every completion token, the index of the hidden state that predicts it, in a flattened [R · L]."""
     targets: Tensor
     """The completion tokens in the same order."""
 
 
-def to_model_inputs(micro: MicroBatch, *, shared_prefix: bool, device: torch.device) -> ModelInputs:
-    """Copy a micro-batch to `device`.
+def to_model_inputs(
+    micro: MicroBatch, *, shared_prefix: bool, device: torch.device, fused: bool | None = None
+) -> ModelInputs:
+    """Copy a micro-batch to `device`. `fused` is that of `flex.packed_mask`, for packed rows.
 
     Plain rows are padded on the right, where no token of theirs looks.
 
@@ -61,11 +62,11 @@ def to_model_inputs(micro: MicroBatch, *, shared_prefix: bool, device: torch.dev
     ([[0, 1, 2, 2]], [[0, 1, 2], [0, 1, 3]])
     """
     position_ids: Tensor | None = None
-    mask: attention.Segments | BlockMask | None = None
-    if shared_prefix:
+    mask: attention.Segments | flex.PackedMask | None = None
+    if shared_prefix or micro.plan.packed:
         position_ids = torch.from_numpy(micro.position_ids_RL).to(device)
-        if device.type == "cuda":
-            mask = attention.block_mask(torch.from_numpy(micro.segment_ids_RL).to(device))
+        if micro.plan.packed:
+            mask = flex.packed_mask(micro, device, fused=fused)
         else:
             mask = attention.find_segments(micro, device)
     arrays = (micro.token_ids_RL, micro.predictors, micro.targets)
@@ -77,7 +78,8 @@ class PolicyModel(nn.Module):
     """A causal language model whose forward pass takes a micro-batch and returns log-probs and entropies of its tokens.
 
     It is the root module for FSDP: one `forward` uses both body and output head. Dropout is off, because the trainer's
-    log-probs are compared with the engine's.
+    log-probs are compared with the engine's. On GPUs, or if `packed` says so, micro-batches are packed rows for
+    flex_attention.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
@@ -95,11 +97,13 @@ class PolicyModel(nn.Module):
         temperature: float = 1.0,
         chunk_tokens: int = 512,
         checkpoint_activations: bool = False,
+        packed: bool | None = None,
     ) -> None:
         super().__init__()
         self.model = model.eval()
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
+        self._packed = packed
         self.compute_dtype: torch.dtype = next(model.parameters()).dtype
         """The dtype of matrix products. FSDP casts sharded parameters to it."""
         if checkpoint_activations:
@@ -111,6 +115,11 @@ class PolicyModel(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    @property
+    def packed(self) -> bool:
+        """True if rows with a shared prefix are to be packed into one."""
+        return self.device.type == "cuda" if self._packed is None else self._packed
 
     @property
     def vocab_size(self) -> int:
@@ -141,16 +150,12 @@ class PolicyModel(nn.Module):
 
 def _attention_arguments(inputs: ModelInputs) -> dict[str, object]:
     """Return the keyword arguments that carry positions and attention to the model."""
-    match inputs.attention:
-        case None:
-            return {}
-        case attention.Segments():
-            # transformers keeps a 4D mask as it is. Without a mask it would build one of L × L that nothing uses.
-            dummy_mask = inputs.token_ids_RL.new_zeros(1, 1, 1, 1)
-            positions = inputs.position_ids_RL
-            return {"attention_mask": dummy_mask, "position_ids": positions, "segments": inputs.attention}
-        case mask:
-            return {"attention_mask": mask, "position_ids": inputs.position_ids_RL}
+    if inputs.attention is None:
+        return {}
+    name = "packed" if isinstance(inputs.attention, flex.PackedMask) else "segments"
+    # transformers keeps a 4D mask as it is. Without a mask it would build one of L × L that nothing uses.
+    dummy_mask = inputs.token_ids_RL.new_zeros(1, 1, 1, 1)
+    return {"attention_mask": dummy_mask, "position_ids": inputs.position_ids_RL, name: inputs.attention}
 
 
 @torch.inference_mode()
@@ -190,6 +195,8 @@ class ModelCheck:
     shared_prefix: bool
     """True if rows with a shared prefix give the same log-probs as plain rows."""
     message: str
+    packed: bool = False
+    """True if such rows are packed into one for flex_attention."""
 
 
 @torch.no_grad()
@@ -208,15 +215,14 @@ def check_model(policy_model: PolicyModel, token_budget: int) -> ModelCheck:
     plain = _second_completion(policy_model, group, shared_prefix=False)
     original = policy_model.model.config._attn_implementation
     try:
-        policy_model.model.set_attn_implementation(
-            attention.NAME if policy_model.device.type != "cuda" else "flex_attention"
-        )
+        policy_model.model.set_attn_implementation(flex.NAME if policy_model.packed else attention.NAME)
         difference = float((_second_completion(policy_model, group, shared_prefix=True) - plain).abs().mean())
         reason = f"its log-probs differ by {difference:.2g} from plain rows, at {prompt} prompt tokens"
     except (TypeError, ValueError, RuntimeError) as error:  # architectures reject unknown arguments in different ways
         difference, reason = math.inf, f"it does not accept position ids and an attention mask ({error})"
     if difference <= TOLERANCE[policy_model.compute_dtype]:
-        return ModelCheck(True, f"prompts are computed once per group; log-probs within {difference:.1g} of plain rows")
+        message = f"prompts are computed once per group; log-probs within {difference:.1g} of plain rows"
+        return ModelCheck(True, message, policy_model.packed)
     policy_model.model.set_attn_implementation(original)
     name = type(policy_model.model).__name__
     message = (
@@ -256,7 +262,8 @@ def _second_completion(policy_model: PolicyModel, group: Group, *, shared_prefix
     """Return the log-probs of the second completion. On a shared row, the first one is between it and the prompt."""
     if not shared_prefix:
         group = Group(group.id, group.prompt, group.completions[1:])
-    [plan] = plan_micro_batches([group], UNLIMITED, shared_prefix=shared_prefix)
+    packed = shared_prefix and policy_model.packed
+    [plan] = plan_micro_batches([group], UNLIMITED, shared_prefix=shared_prefix, packed=packed)
     micro = build_micro_batch(plan, [group])
     inputs = to_model_inputs(micro, shared_prefix=shared_prefix, device=policy_model.device)
     stats: TokenStats = policy_model(inputs)

@@ -14,6 +14,7 @@ spread over ranks. Nothing here draws random numbers: the same state and the sam
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from offbeat.objective.spec import Need, NoGate, Objective
 from offbeat.trainer.batch import (
     Batch,
     ForwardPass,
+    MicroBatch,
     MicroBatchTensors,
     assemble_batch,
     build_micro_batch,
@@ -113,6 +115,7 @@ class Trainer:
     ranks: Ranks = field(default_factory=Ranks)
     step: int = 0
     check: ModelCheck = field(init=False)
+    _packed_inputs: WeakKeyDictionary[MicroBatch, ModelInputs] = field(init=False, default_factory=WeakKeyDictionary)
 
     def __post_init__(self) -> None:
         needed = Need.REFERENCE in self.settings.objective.needs
@@ -180,7 +183,8 @@ class Trainer:
 
     def _make_micro_batches(self, batch: Batch) -> list[MicroBatchTensors]:
         """Return this rank's micro-batches, the longest first, with the reference policy's log-probs if needed."""
-        plans = plan_micro_batches(batch.trimmed, self.settings.token_budget, shared_prefix=self.check.shared_prefix)
+        budget, check = self.settings.token_budget, self.check
+        plans = plan_micro_batches(batch.trimmed, budget, shared_prefix=check.shared_prefix, packed=check.packed)
         parts = []
         for plan, counted in self.ranks.share(plans):
             micro = build_micro_batch(plan, batch.trimmed)
@@ -192,9 +196,14 @@ class Trainer:
         return parts
 
     def _model_inputs(self, part: MicroBatchTensors) -> ModelInputs:
-        """Build the model's inputs for each pass: kept for a whole batch, the masks would fill the memory."""
+        """Build the model's inputs once for packed rows, and for each pass for others, whose masks fill the memory."""
+        if (kept := self._packed_inputs.get(part.micro)) is not None:
+            return kept
         device = self.policy_model.device
-        return to_model_inputs(part.micro, shared_prefix=self.check.shared_prefix, device=device)
+        inputs = to_model_inputs(part.micro, shared_prefix=self.check.shared_prefix, device=device)
+        if self.check.packed:
+            self._packed_inputs[part.micro] = inputs
+        return inputs
 
     def _forward_backward(self, batch: Batch, parts: list[MicroBatchTensors]) -> tuple[float, int, Tensor]:
         """Accumulate the gradients of one update.
