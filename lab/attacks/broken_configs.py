@@ -81,7 +81,13 @@ def make_places(root: Path) -> None:
 def _model(place: Path, **more: object) -> Path:
     """Write the files of a model that a check reads without loading it."""
     place.mkdir()
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 16, "max_position_embeddings": 64}
+    sizes = {
+        "hidden_size": 8,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 1,
+        "vocab_size": 16,
+        "max_position_embeddings": 64,
+    }
     (place / "config.json").write_text(json.dumps(sizes | more))
     (place / "tokenizer.json").write_text("{}")
     (place / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')

@@ -34,7 +34,7 @@ from offbeat.config import Config, parse
 from offbeat.placement.memory import rank_memory
 from offbeat.placement.shape import ModelShape
 from offbeat.trainer.forward import ModelInputs, PolicyModel
-from offbeat.trainer.fsdp import serving_state, shard
+from offbeat.trainer.fsdp import Ranks, serving_state, shard, sum_gradients
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings
 
 MODELS = ROOT / "tests" / "placement" / "models"
@@ -135,15 +135,17 @@ AttentionMaskInterface.register("keeps_like_flex", sdpa_mask)
 def walk(case: Case, rank: int = 0) -> Walk:
     """Take one step of two micro-batches on a fake rank and publish. The process can do this once."""
     mesh = _join_fake_ranks(case, rank)
+    ranks = Ranks(rank, case.replicas * case.shards, reduce="once" if case.reduce_once else "scatter")
     with FakeTensorMode(allow_non_fake_inputs=True):
         policy_model = _policy_model(case, mesh)
         optimizer = MasterAdamW(policy_model, OptimizerSettings())
         tracker = PeakTracker()
-        tracker.track_external(policy_model, optimizer._adamw)
+        tracker.track_external(policy_model, optimizer._adamw, *optimizer.tensors().values())
         with tracker, _uncounted_propagation():
             for last in (False, True):
                 tracker.reset_mod_stats()
-                _forward_backward(policy_model, case.tokens, last=last)
+                sum_gradients(policy_model, ranks, last=last)
+                _forward_backward(policy_model, case.tokens)
             optimizer.update(0, norm=1.0)
             published = {name: list(tensor.shape) for name, tensor in serving_state(policy_model, torch.bfloat16)}
         [snapshot] = tracker.get_tracker_snapshot("peak").values()
@@ -185,7 +187,7 @@ def _policy_model(case: Case, mesh: Any) -> PolicyModel:
     return policy_model
 
 
-def _forward_backward(policy_model: PolicyModel, tokens: int, *, last: bool) -> None:
+def _forward_backward(policy_model: PolicyModel, tokens: int) -> None:
     predicted = tokens - PROMPT
     inputs = ModelInputs(
         torch.zeros(1, tokens, dtype=torch.long),

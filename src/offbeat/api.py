@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from offbeat.config import Config, examine
 from offbeat.config.toml_file import TomlFile, key_paths
-from offbeat.errors import ConfigError, HubError, RunError
-from offbeat.hub import find_model, hub_name, model_directory
+from offbeat.errors import ConfigError, RunError
+from offbeat.hub import model_directory
 from offbeat.reports.run import Run
 from offbeat.run.directory import RunDirectory, RunLock
 
@@ -233,22 +233,24 @@ def _outside_event_loop(run: Callable[[], Result]) -> Result:
         return thread.submit(run).result()
 
 
-def checked(source: Source | None, settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Return a configuration that can run here; `overrides` are texts such as "sync.every=10" for a TOML file."""
-    from offbeat.preflight.checks import preflight
+def checked(
+    source: Source | None, settings: Mapping[str, Any], overrides: Sequence[str] = (), gpus: str | None = None
+) -> Config:
+    """Return a configuration that can run here, or on other `gpus` such as "8x80".
 
-    return _pinned(_load(source, settings, overrides, also=preflight))
+    `overrides` are texts such as "sync.every=10" for a TOML file.
+    """
+    from offbeat.placement.hardware import Hardware
+    from offbeat.preflight.checks import check_devices, preflight
 
+    if gpus is None:
+        return _load(source, settings, overrides, also=preflight)
+    hardware = Hardware.parse(gpus)
 
-def _pinned(config: Config) -> Config:
-    """Return the configuration with the commit of a model of the hub as its revision."""
-    if hub_name(config.model.path) is None:
-        return config
-    try:
-        commit = find_model(config.model.path, config.model.revision).commit
-    except HubError as error:
-        raise ConfigError([f"model.path = {config.model.path!r}: {error}"]) from error
-    return config.model_copy(update={"model": config.model.model_copy(update={"revision": commit})})
+    def problems(config: Config) -> list[str]:
+        return preflight(config, here=False) or check_devices(config, hardware)
+
+    return _load(source, settings, overrides, also=problems)
 
 
 def _load(

@@ -22,23 +22,33 @@ Settings = Annotated[
 def check(
     config: Annotated[Path, typer.Argument(help="The TOML file of the run")],
     settings: Settings = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus",
+            metavar="GPUSxGIB",
+            help="Plan the run for other hardware: 1x24, 8x80, or 4x8x80 for four nodes of eight",
+        ),
+    ] = None,
 ) -> None:
-    """Check a configuration and show what it will do: `offbeat check run.toml --set sync.every=10`."""
-    parsed = checked(config, settings)
+    """Check a configuration and show what it will do: `offbeat check run.toml --gpus 8x80`."""
+    parsed = checked(config, settings, gpus)
     typer.echo(parsed.plan)
     for line in _particulars(parsed):
         typer.echo(line)
+    if gpus is not None:
+        typer.echo(_device_plan(parsed, gpus))
     overrides = "".join(f" --set {shlex.quote(setting)}" for setting in settings or [])
     typer.echo(f"{config} is valid; start it with: offbeat train {config}{overrides}")
 
 
-def checked(path: Path, settings: list[str] | None) -> "Config":
+def checked(path: Path, settings: list[str] | None, gpus: str | None = None) -> "Config":
     """Return a configuration that can run here, or end the command with a list of all problems."""
     from offbeat import api
     from offbeat.errors import ConfigError
 
     try:
-        return api.checked(path, {}, settings or [])
+        return api.checked(path, {}, settings or [], gpus)
     except ConfigError as error:
         typer.echo(printable("\n".join(error.problems)), err=True)
         count = len(error.problems)
@@ -48,21 +58,42 @@ def checked(path: Path, settings: list[str] | None) -> "Config":
         raise typer.Exit(2) from error
 
 
+def _device_plan(config: "Config", gpus: str) -> str:
+    from offbeat.placement.hardware import Hardware
+    from offbeat.placement.nearest import plan_devices
+    from offbeat.placement.shape import ModelShape
+    from offbeat.preflight.checks import model_files
+
+    shape = ModelShape.from_config(model_files(config).config)
+    return f"devices {plan_devices(config, shape, Hardware.parse(gpus))}"
+
+
 def _particulars(config: "Config") -> list[str]:
     from offbeat.objective.presets import PRESETS
-    from offbeat.preflight.checks import model_files
-    from offbeat.preflight.forecast import forecast, machine_speed
 
     preset = PRESETS[config.objective.preset]
     needs = ", ".join(sorted(need.value for need in config.objective.resolve().needs)) or "rewards alone"
     known = "data of any age" if preset.lag_limit == float("inf") else f"lag up to {preset.lag_limit:g}"
-    expected = forecast(config, model_files(config))
-    speed = machine_speed()
-    seconds = expected.seconds(speed)
     return [
         f"objective {preset.name}: needs {needs}; reported for {known} ({preset.lag_evidence})",
         _amount(config),
         *_model(config),
+        *_estimates(config),
+    ]
+
+
+def _estimates(config: "Config") -> list[str]:
+    from offbeat.errors import ModelUnreadable
+    from offbeat.preflight.checks import model_files
+    from offbeat.preflight.forecast import forecast, machine_speed
+
+    try:
+        expected = forecast(config, model_files(config))
+    except ModelUnreadable as error:
+        return [f"no estimate of memory and time: {error}; the run measures before its first step"]
+    speed = machine_speed()
+    seconds = expected.seconds(speed)
+    return [
         "estimates from the model files; the run measures before its first step:",
         *(f"  {line}" for line in str(expected).splitlines()),
         f"  at this CPU's {speed / 1e9:.0f} GFLOP/s, counting only arithmetic: at most {_duration(seconds)} a step, "

@@ -85,7 +85,7 @@ def rank_memory(config: Config, shape: ModelShape, *, shards: int, reduce_once: 
             "activations": activations + final,
             "gathered layers": compute * root if sharded else 0,
             "gradient of the head": compute * head + completion * 4 * shape.hidden,
-            "logits of a chunk": LOGIT_COPIES * 4 * min(_chunk_tokens(config), completion) * shape.vocabulary,
+            "logits of a chunk": LOGIT_COPIES * 4 * min(config.trainer.chunk_tokens, completion) * shape.vocabulary,
         },
         "layer": {
             "activations": activations + (tokens * kept if recomputed else 0),
@@ -103,10 +103,6 @@ def rank_memory(config: Config, shape: ModelShape, *, shards: int, reduce_once: 
 
 def _completion_tokens(config: Config) -> int:
     return config.group_size * config.prompts_per_step * config.sampling.max_tokens
-
-
-def _chunk_tokens(config: Config) -> int:
-    return 512
 
 
 def _layer_bytes(shape: ModelShape, compute: int) -> int:

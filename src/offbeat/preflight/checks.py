@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.config import Config
-from offbeat.errors import HubError, TaskError, UnreachableFunction, suggest_nearest
+from offbeat.errors import CannotPlace, HubError, ModelUnreadable, TaskError, UnreachableFunction, suggest_nearest
 from offbeat.hub import find_model, hub_name
 from offbeat.imports import EXTRAS, install_command, missing_modules, resolve
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import Advantage, Need
+from offbeat.placement.hardware import Hardware
+from offbeat.placement.nearest import plan_devices
+from offbeat.placement.shape import ModelShape
 from offbeat.preflight.forecast import ModelFiles
 from offbeat.tasks.data import Deferred
 from offbeat.tasks.task import FACTORIES, Task, make
@@ -29,8 +32,8 @@ KINDS: Final[Mapping[Any, tuple[str, tuple[type, ...]]]] = {
 """Annotations of task options: each in words, and the types that TOML gives for it."""
 
 
-def preflight(config: Config) -> list[str]:
-    """Return all problems.
+def preflight(config: Config, *, here: bool = True) -> list[str]:
+    """Return all problems. Without `here`, the run is for another machine: what is installed on this one is no matter.
 
     >>> from offbeat.config import parse
     >>> preflight(parse({"model": {"path": "smolm2"}, "task": {"options": {"digit": 3}}}))[1]
@@ -43,7 +46,7 @@ def preflight(config: Config) -> list[str]:
         found += _check_lengths(config, files)
         if task is not None:
             found += _check_chat(config, files, task)
-    return found + _check_experience(config) + _check_extras(config)
+    return found + (_check_experience(config) + _check_extras(config) if here else [])
 
 
 def _check_model(config: Config) -> tuple[ModelFiles | None, list[str]]:
@@ -68,6 +71,15 @@ def model_files(config: Config) -> ModelFiles:
         return ModelFiles(Path(config.model.path))
     model = find_model(config.model.path, config.model.revision)
     return ModelFiles(model.directory, model.parameters if model.missing_bytes else 0)
+
+
+def check_devices(config: Config, hardware: Hardware) -> list[str]:
+    """Check that the run fits on these GPUs."""
+    try:
+        plan_devices(config, ModelShape.from_config(model_files(config).config), hardware)
+    except (CannotPlace, ModelUnreadable) as error:
+        return [str(error)]
+    return []
 
 
 def _check_lengths(config: Config, files: ModelFiles) -> list[str]:

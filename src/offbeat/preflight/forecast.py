@@ -17,15 +17,15 @@ import numpy as np
 
 from offbeat.config import Config
 from offbeat.errors import ModelUnreadable
-from offbeat.objective.spec import Need
+from offbeat.placement.hardware import GIB
+from offbeat.placement.memory import engine_memory, rank_memory
+from offbeat.placement.shape import ModelShape
 from offbeat.types import Json
 
 LONGEST_HEADER: Final = 100 << 20
 """Bytes; the limit of safetensors itself."""
 _NO_DEFAULT_END: Final = ("PreTrainedTokenizerFast", "TokenizersBackend", "")
 """Tokenizer classes without a default end-of-text token: the files must name one."""
-BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-GIB: Final = 2**30
 
 
 @dataclass(frozen=True)
@@ -170,45 +170,25 @@ class Forecast:
 
 
 def forecast(config: Config, files: ModelFiles) -> Forecast:
-    """Estimate a run from a configuration and a model that passed `preflight`."""
-    count, ranks = files.parameters, config.trainer.ranks
-    compute, serve = BYTES[config.model.compute], BYTES[config.model.serve]
-    completion, group = config.sampling.max_tokens, config.group_size
-    prompt = min(config.engine.max_prompt_tokens, files.integer("max_position_embeddings", 1 << 30) - completion)
-    hidden, layers = files.integer("hidden_size"), files.integer("num_hidden_layers")
-    inner, vocabulary = files.integer("intermediate_size", 4 * hidden), files.integer("vocab_size")
-    held = {"master weights": 4, "AdamW": 8, "gradients": 4, "parameters": compute if compute < 4 else 0}
-    objective = config.objective.resolve()
-    if Need.REFERENCE in objective.needs:
-        held["reference policy"] = compute
-    terms = {name: each * count // ranks for name, each in held.items()}
-    # For its backward pass a layer keeps, for each token, twelve vectors of its width and four of its inner width
-    # (within a quarter of what is measured on SmolLM2), or only its input if activations are recomputed.
-    kept = hidden if config.trainer.checkpoint_activations else 12 * hidden + 4 * inner
-    terms["activations"] = config.trainer.token_budget * layers * kept * compute
-    terms["logits"] = 3 * 4 * config.trainer.chunk_tokens * vocabulary
-    completion_tokens = config.prompts_per_step * group * completion
-    tokens = completion_tokens + config.prompts_per_step * prompt
+    """Estimate a run from a configuration and a model that passed `preflight`.
+
+    Raises `ModelUnreadable` if config.json lacks the sizes of a decoder like Llama.
+    """
+    shape, count = ModelShape.from_config(files.config), files.parameters
+    completion = config.sampling.max_tokens
+    prompt = min(config.engine.max_prompt_tokens, shape.context - completion)
+    engine = engine_memory(config, shape)
+    cache = config.engine.kv_cache_gib * GIB if config.engine.kind == "vllm" else engine.per_sequence * engine.sequences
+    tokens = config.prompts_per_step * (config.group_size * completion + prompt)
     passes = 8 if config.trainer.checkpoint_activations else 6
-    passes += 2 if objective.needs_first_look else 0
+    passes += 2 if config.objective.resolve().needs_first_look else 0
     return Forecast(
         count,
-        {name: size for name, size in terms.items() if size},
-        count * serve + _kv_cache_bytes(config, files, prompt + completion, serve),
+        rank_memory(config, shape, shards=config.trainer.ranks).terms,
+        engine.weights + cache,
         float(passes) * count * tokens * config.updates_per_batch,
         0.0 if config.run.mode == "offline" else 2.0 * count * tokens,
     )
-
-
-def _kv_cache_bytes(config: Config, files: ModelFiles, length: int, each: int) -> int:
-    if config.engine.kind == "vllm":
-        return config.engine.kv_cache_gib * GIB
-    heads = files.integer("num_attention_heads", 1)
-    width = files.integer("head_dim", files.integer("hidden_size") // heads) * files.integer(
-        "num_key_value_heads", heads
-    )
-    rows = config.workers.groups_at_once * config.group_size
-    return 2 * files.integer("num_hidden_layers") * width * length * rows * each
 
 
 def _format_bytes(count: int) -> str:

@@ -39,6 +39,7 @@ def load_policy_model(
     *,
     compute: torch.dtype,
     temperature: float = 1.0,
+    chunk_tokens: int = 512,
     checkpoint_activations: bool = False,
 ) -> PolicyModel:
     """Load the model in `directory` onto this rank's device.
@@ -48,16 +49,19 @@ def load_policy_model(
     """
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     if ranks.size == 1:
-        model = AutoModelForCausalLM.from_pretrained(
+        whole = AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=compute, local_files_only=True, trust_remote_code=False
         )
-        return PolicyModel(model.to(device), temperature=temperature, checkpoint_activations=checkpoint_activations)
+        model = whole.to(device)
+    else:
+        model = empty_model(directory)
     policy_model = PolicyModel(
-        empty_model(directory), temperature=temperature, checkpoint_activations=checkpoint_activations
+        model, temperature=temperature, chunk_tokens=chunk_tokens, checkpoint_activations=checkpoint_activations
     )
-    shard(policy_model, compute=compute, mesh=make_mesh(ranks, device.type))
-    allocate(policy_model, device)
-    fill(policy_model, directory)
+    if ranks.size > 1:
+        shard(policy_model, compute=compute, mesh=make_mesh(ranks, device.type))
+        allocate(policy_model, device)
+        fill(policy_model, directory)
     return policy_model
 
 

@@ -144,6 +144,18 @@ class MasterAdamW:
             found |= {f"{kind}/{name}": value for kind, value in self._adamw.state[master].items()}
         return found
 
+    def move(self, device: torch.device | str) -> None:
+        """Move the moments, and masters that are not the parameters themselves, to another device and back.
+
+        On the host they leave the GPU's memory to an engine between two steps.
+        """
+        for name, master in self._masters.items():
+            state = self._adamw.state[master]
+            for kind in ("exp_avg", "exp_avg_sq"):
+                state[kind] = state[kind].to(device)
+            if master is not self._parameters[name]:
+                master.data = master.data.to(device)
+
     def _gradients(self) -> list[Tensor]:
         return [master.grad for master in self._masters.values() if master.grad is not None]
 
