@@ -144,6 +144,7 @@ def test_on_a_gpu_the_allocator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (live.now, live.peak) == (50, 80)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch, when it loads its own compiler
 class TestFused:
     """The compiled kernel: on CPU its forward pass."""
 

@@ -169,14 +169,15 @@ def _index_lists(
 ) -> tuple[Tensor, Tensor]:
     """Return how many columns each row has [1, 1, Q], and which [1, 1, Q, W]. Pairs are ordered by row.
 
-    W is at least 2 and dynamic: torch compiles again for a size of 1, and for sizes that happen to be equal.
+    Without the marks, torch would compile again where Q or W differ that were equal at first; W = 1 is another graph.
     """
     counts_Q = np.bincount(row, minlength=blocks)
     indices_QW = np.zeros((blocks, max(shortest, int(counts_Q.max()))), np.int32)
     indices_QW[row, np.arange(len(row)) - (np.cumsum(counts_Q) - counts_Q)[row]] = column
-    counts = torch.from_numpy(counts_Q.astype(np.int32)).to(device)[None, None]
-    indices = torch.from_numpy(indices_QW).to(device)[None, None]
-    torch._dynamo.mark_dynamic(indices, 3)
+    counts = torch.from_numpy(counts_Q.astype(np.int32)[None, None]).to(device)
+    indices = torch.from_numpy(indices_QW[None, None]).to(device)
+    torch._dynamo.mark_dynamic(indices, (2, 3))
+    torch._dynamo.mark_dynamic(counts, 2)
     return counts, indices
 
 
