@@ -27,6 +27,7 @@ from offbeat.objective.spec import Advantage, Need
 from offbeat.rollout.engine import Engine, Sampling
 from offbeat.rollout.generation import GroupMaker, Scorer
 from offbeat.rollout.prompt_leases import PromptLeases, Prompts
+from offbeat.rollout.stopping import read_generation_config, stop_tokens
 from offbeat.rollout.worker import Pace, Worker
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission, OfflineAdmission
 from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
@@ -230,7 +231,7 @@ def make_worker(
 ) -> tuple[Worker, Subscription]:
     """Build a worker, and the subscription to the weight log that it reads from; close the subscription after it."""
     config, tokenizer, settings = context.config, context.tokenizer, context.config.sampling
-    stops = (tokenizer.eos_token_id,)
+    stops = stop_tokens(read_generation_config(Path(config.model.path)), tokenizer)
     sampling = Sampling(settings.max_tokens, stops, settings.temperature, settings.top_p, settings.top_k)
 
     def decode(token_ids: Sequence[int]) -> str:
@@ -249,13 +250,21 @@ def _pace(config: Config) -> Pace:
     return Pace(groups_per_call=at_once, call_seconds=seconds)
 
 
-async def start_engine(config: Config) -> Engine:
-    """Start an engine that serves the model the run began with."""
+async def start_engine(config: Config, *, devices: Sequence[int] | None = None, sleeps: bool = False) -> Engine:
+    """Start an engine that serves the model the run began with.
+
+    Args:
+        config: Of the run.
+        devices: GPUs to run on, as this process counts them; None takes the first ones. Ignored without a GPU.
+        sleeps: Whether the engine will be put to sleep between turns.
+    """
     path, engine = Path(config.model.path), config.engine
     if engine.kind == "hf":
         from offbeat.rollout.hf import HfEngine
 
-        return HfEngine.start(path, dtype=config.model.serve)
+        accelerator = torch.accelerator.current_accelerator()
+        device = f"{accelerator.type}:{devices[0]}" if accelerator is not None and devices else None
+        return HfEngine.start(path, dtype=config.model.serve, device=device)
     from offbeat.rollout.vllm import VllmEngine
 
     return await VllmEngine.start(
@@ -268,4 +277,8 @@ async def start_engine(config: Config) -> Engine:
         kv_cache_gib=engine.kv_cache_gib,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         answer_within=config.run.silence,
+        tensor_parallel=engine.tensor_parallel,
+        devices=devices,
+        sleeps=sleeps,
+        extra=engine.extra,
     )
