@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,28 @@ class Unrepaired(WorkerPart):
 
     def offbeat_repair_heads(self, model: torch.nn.Module) -> None:
         pass
+
+
+SHARDED = {"q_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 0, "down_proj": 1, "embed_tokens": 0, "lm_head": 0}
+"""Kinds of weights that tensor parallel splits, and along which axis."""
+
+
+class MisSharded(WorkerPart):
+    """A worker of a tensor parallel engine that splits one kind of weights wrongly in every second load.
+
+    The second process then gets the first one's part. The kinds take turns.
+    """
+
+    rank: int
+    offbeat_loads = 0
+
+    def offbeat_weights(self, path: str, table: str) -> Iterator[tuple[str, Tensor]]:
+        self.offbeat_loads += 1
+        kind = list(SHARDED)[(self.offbeat_loads // 2 - 1) % len(SHARDED)]
+        wrong = self.rank == 1 and self.offbeat_loads % 2 == 0
+        for name, tensor in super().offbeat_weights(path, table):
+            axis = SHARDED[kind]
+            yield name, tensor.roll(tensor.shape[axis] // 2, axis) if wrong and f"{kind}.weight" in name else tensor
 
 
 def perturb(model: LlamaForCausalLM, seed: int, scale: float = 0.02) -> dict[str, Tensor]:
@@ -81,12 +103,23 @@ def gap(model: LlamaForCausalLM, prompt: Sequence[int], completion: Completion, 
 
 @asynccontextmanager
 async def engine_for(
-    directory: Path, on_update: OnUpdate = "keep", worker_part: type[WorkerPart] = WorkerPart
+    directory: Path,
+    on_update: OnUpdate = "keep",
+    worker_part: type[WorkerPart] = WorkerPart,
+    *,
+    tensor_parallel: int = 1,
+    extra: Mapping[str, object] | None = None,
 ) -> AsyncIterator[VllmEngine]:
-    """Start a float32 engine on one thread, with fewer slots than these runs ask for."""
-    name = f"{worker_part.__module__}.{worker_part.__name__}"
+    """Start a float32 engine with one thread a process, with fewer slots than these runs ask for."""
     engine = await VllmEngine.start(
-        directory, dtype="float32", max_model_len=256, max_num_seqs=8, on_update=on_update, _extension=name
+        directory,
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=8,
+        on_update=on_update,
+        tensor_parallel=tensor_parallel,
+        extra=extra,
+        _extension=f"{worker_part.__module__}.{worker_part.__name__}",
     )
     try:
         yield engine
@@ -101,11 +134,13 @@ class Rounds:
     before: list[float]
     after: list[float]
     passed: list[bool]
+    means: list[float]
+    """The mean |Δlogp| after a sync."""
 
 
 async def sync_rounds(engine: VllmEngine, model: LlamaForCausalLM, rounds: int) -> Rounds:
     """Perturb, compare, sync, compare. In the last three rounds the sync includes the head, tied or not."""
-    found = Rounds([], [], [])
+    found = Rounds([], [], [], [])
     prober = await Prober.calibrated(engine, probe_of(model))
     for number in range(1, rounds + 1):
         weights = perturb(model, seed=number)
@@ -115,8 +150,24 @@ async def sync_rounds(engine: VllmEngine, model: LlamaForCausalLM, rounds: int) 
         found.before.append(await largest_gap(engine, probe))
         await engine.load(number, weights.items())
         found.after.append(await largest_gap(engine, probe))
-        found.passed.append((await prober.check(engine, probe)).passed)
+        verdict = await prober.check(engine, probe)
+        found.passed.append(verdict.passed)
+        found.means.append(verdict.gap)
     return found
+
+
+async def broken_loads(engine: VllmEngine, model: LlamaForCausalLM, kinds: Sequence[str]) -> dict[str, bool]:
+    """Load right and wrong versions in turn into an engine with `MisSharded`; return which wrong ones were noticed."""
+    prober = await Prober.calibrated(engine, probe_of(model))
+    noticed = {}
+    for number, kind in enumerate(kinds):
+        for version, right in ((2 * number + 1, True), (2 * number + 2, False)):
+            await engine.load(version, perturb(model, seed=version).items())
+            passed = (await prober.check(engine, probe_of(model))).passed
+            if right and not passed:
+                raise AssertionError(f"version {version} is right, but its probe failed")
+            noticed[kind] = not passed
+    return noticed
 
 
 async def largest_gap(engine: VllmEngine, probe: Probe) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offbeat.errors import EngineDead
+from offbeat.errors import EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Weights
 from offbeat.seeds import derive
 from offbeat.types import Completion, Finish, VersionSpan
@@ -72,6 +72,7 @@ class ScriptedEngine:
         self._version: int | None = 0
         self._calls = 0
         self._dead = False
+        self._asleep = False
         self.loads: list[int] = []
 
     @property
@@ -82,7 +83,7 @@ class ScriptedEngine:
         """Sample from the version at the start of the call. A load during the call takes effect with the next call."""
         self._dead |= self._calls == self._dies_at
         self._calls += 1
-        await self.health()
+        await self._check_awake()
         version, table = self._version, self._table
         assert version is not None  # loads take no time, so there is always a version
         for request in requests:
@@ -91,15 +92,23 @@ class ScriptedEngine:
         return [tuple(_sample(table, request, i, version) for i in range(request.size)) for request in requests]
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        await self.health()
+        await self._check_awake()
         return [self._table[list(one[:-1]), list(one[1:])].astype(np.float32) for one in sequences]
 
     async def load(self, version: int, weights: Weights) -> None:
-        await self.health()
+        await self._check_awake()
         if not self._deaf:
             self._table = bigrams(weights, self._vocabulary)
         self._version = version
         self.loads.append(version)
+
+    async def sleep(self) -> None:
+        await self.health()
+        self._asleep = True
+
+    async def wake(self) -> None:
+        await self.health()
+        self._asleep = False
 
     async def health(self) -> None:
         if self._dead:
@@ -107,6 +116,11 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         self._dead = True
+
+    async def _check_awake(self) -> None:
+        await self.health()
+        if self._asleep:
+            raise EngineAsleep("the engine sleeps; call wake() before generate, logprobs or load")
 
 
 def _sample(table: NDArray[np.float64], request: Request, index: int, version: int) -> Completion:

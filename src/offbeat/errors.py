@@ -117,6 +117,10 @@ class EngineDead(OffbeatError, RuntimeError):
     """The engine cannot be used any more: close it and start another."""
 
 
+class EngineAsleep(OffbeatError, RuntimeError):
+    """The engine has let go of its device memory: wake it before it computes or loads."""
+
+
 class WorkerFailed(OffbeatError, RuntimeError):
     """A rollout worker cannot continue."""
 

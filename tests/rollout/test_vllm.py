@@ -36,7 +36,7 @@ from offbeat.errors import EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.parity import Prober
 from offbeat.rollout.vllm import VllmEngine
-from offbeat.rollout.vllm_settings import environment
+from offbeat.rollout.vllm_settings import Surroundings, environment
 from offbeat.types import Completion, Finish
 from tests.rollout import family
 from tests.rollout.family import descendants, eventually_gone
@@ -130,7 +130,7 @@ def test_the_environment_of_the_caller_is_restored(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
     before = dict(os.environ)
-    with environment(threads=2, kv_cache_gib=1):
+    with environment(Surroundings(threads=2)):
         assert os.environ["OMP_NUM_THREADS"] == "2" and os.environ["VLLM_NO_USAGE_STATS"] == "1"
     assert dict(os.environ) == before
 

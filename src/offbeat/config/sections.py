@@ -5,7 +5,9 @@ The docstring under a setting says what it does and when to change it.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from offbeat.config.engine_arguments import refusals
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -133,12 +135,23 @@ class EngineConfig(Section):
     threads: Positive = 1
     """CPU threads of each engine. Only used without a GPU."""
     kv_cache_gib: Positive = 1
-    """Memory for keys and values of each vLLM engine. Only used without a GPU; raise it for more groups at once."""
+    """Memory for keys and values of each vLLM process. Only used without a GPU; raise it for more groups at once."""
     gpu_memory_utilization: Share | None = None
     """Share of GPU memory that vLLM takes. Left out, the device plan computes it: 0.9 on a GPU of its own, what the
     trainer leaves on a shared one. Lower it if something else uses the GPU."""
     tensor_parallel: Positive = 1
-    """GPUs over which each engine is split. Raise it if the model does not fit on one."""
+    """GPUs of each vLLM engine, which split every layer between them. Raise it if the model does not fit on one GPU. It
+    must divide the model's attention heads."""
+    extra: dict[str, Any] = {}
+    """More engine arguments of vLLM, passed on as they are: `extra = { max_num_batched_tokens = 8192 }`. Arguments that
+    would change what is sampled, or that offbeat sets itself, are refused."""
+
+    @field_validator("extra")
+    @classmethod
+    def _allowed(cls, extra: dict[str, Any]) -> dict[str, Any]:
+        if refused := refusals(extra):
+            raise ValueError(f"sets arguments that it may not: {'; '.join(refused)}; remove them")
+        return extra
 
 
 class WorkersConfig(Section):

@@ -3,6 +3,7 @@
     await engine.load(12, weights)                    # a whole version or an error, never a mixture
     [answers] = await engine.generate([request])      # a whole group, with log-probs and version spans
     [logprobs] = await engine.logprobs([token_ids])   # of given tokens, to check a probe
+    await engine.sleep()                              # its device memory is free until engine.wake()
 
 Engines know nothing of logs, tasks or loops. `hf.py` and `vllm.py` implement the protocol. `within` and `uninterrupted`
 are how a worker waits for one.
@@ -98,6 +99,15 @@ class Engine(Protocol):
 
         Running generations continue under the new version or finish first, depending on the engine's settings.
         """
+
+    async def sleep(self) -> None:
+        """Let go of device memory, after running calls. Until `wake`, calls other than `health` raise `EngineAsleep`.
+
+        The version stays. A second call does nothing.
+        """
+
+    async def wake(self) -> None:
+        """Take the device memory again and serve the same version as before. Does nothing if the engine is awake."""
 
     async def health(self) -> None:
         """Raise `EngineDead` if the engine cannot answer."""

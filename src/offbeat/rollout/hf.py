@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from offbeat.errors import EngineDead
+from offbeat.errors import EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling, Weights
 from offbeat.seeds import derive
 from offbeat.trainer.forward import sequence_logprobs
@@ -63,6 +63,8 @@ class HfEngine:
         self._model = model.eval()
         self._version: int | None = version
         self._in_use = asyncio.Lock()
+        self._asleep: list[tuple[Tensor, Tensor]] = []
+        """While it sleeps: each weight, and its values in host memory."""
         self._death = ""
 
     @classmethod
@@ -86,7 +88,7 @@ class HfEngine:
         """See `Engine`. The requests of one call form one batch."""
         stop = threading.Event()
         async with self._in_use:
-            version = self._serving()
+            version = self._awake()
             try:
                 return await asyncio.to_thread(self._generate, requests, version, stop)
             finally:
@@ -94,12 +96,12 @@ class HfEngine:
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         async with self._in_use:
-            self._serving()
+            self._awake()
             return await asyncio.to_thread(sequence_logprobs, self._model, sequences)
 
     async def load(self, version: int, weights: Weights) -> None:
         async with self._in_use:
-            self._serving()
+            self._awake()
             self._version = None
             try:
                 await asyncio.to_thread(self._copy, dict(weights))
@@ -107,6 +109,20 @@ class HfEngine:
                 self._death = f"loading version {version} failed: {error}"
                 raise EngineDead(self._death) from error
             self._version = version
+
+    async def sleep(self) -> None:
+        """See `Engine`. The weights wait in host memory; on CPU too, so that use of a sleeping engine cannot work."""
+        async with self._in_use:
+            self._serving()
+            if not self._asleep:
+                await asyncio.to_thread(self._let_go)
+
+    async def wake(self) -> None:
+        async with self._in_use:
+            self._serving()
+            for own, kept in self._asleep:
+                own.data = kept.to(own.device)
+            self._asleep = []
 
     async def health(self) -> None:
         self._serving()
@@ -118,6 +134,20 @@ class HfEngine:
         if self._death or self._version is None:
             raise EngineDead(self._death or "the engine has no weights")
         return self._version
+
+    def _awake(self) -> int:
+        version = self._serving()
+        if self._asleep:
+            raise EngineAsleep("the engine sleeps; call wake() before generate, logprobs or load")
+        return version
+
+    def _let_go(self) -> None:
+        own = [*self._model.parameters(), *self._model.buffers()]  # tied weights come once
+        self._asleep = [(tensor, tensor.data.to("cpu", copy=True)) for tensor in own]
+        for tensor in own:
+            tensor.data = tensor.data.new_empty(0)
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()  # for other processes
 
     @torch.inference_mode()
     def _copy(self, weights: dict[str, Tensor]) -> None:

@@ -13,25 +13,26 @@ find keys and values of the previous version under its own salt. With step 4 the
 version span was computed by that version from its first prompt token to its last. Only a request that already has
 tokens continues with its keys and values; its completion has two version spans.
 
-Only `vllm*.py` import vLLM. The code should work on GPU, but has not been run there. vLLM's `nccl` transfer backends
-would replace step 1 and the receiving half of step 3 (`WorkerPart.offbeat_receive`), and nothing else.
+Only `vllm*.py` import vLLM. vLLM's `nccl` transfer backends would replace step 1 and the receiving half of step 3
+(`WorkerPart.offbeat_receive`), and nothing else. `vllm_owner.py` ends the processes if their owner is killed.
 """
 
 import asyncio
 import itertools
 import multiprocessing
-import os
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.errors import EngineDead
+from offbeat.errors import ConfigError, EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Weights
-from offbeat.rollout.vllm_settings import environment, import_vllm, logprob_params, sampling_params, start_llm
+from offbeat.rollout.sharding import check_tensor_parallel
+from offbeat.rollout.vllm_settings import Surroundings, import_vllm, logprob_params, on_gpu, sampling_params, start_llm
 from offbeat.rollout.vllm_worker import GRACE, SharedWeights, check_weights, saved_shapes
 from offbeat.seeds import derive
 from offbeat.types import Completion, Finish, VersionSpan
@@ -54,9 +55,16 @@ class VllmEngine:
     """
 
     def __init__(
-        self, llm: "AsyncLLM", shapes: dict[str, list[int]], on_update: OnUpdate, answer_within: float
+        self,
+        llm: "AsyncLLM",
+        shapes: dict[str, list[int]],
+        on_update: OnUpdate,
+        answer_within: float,
+        sleeps: bool = False,
     ) -> None:
         self._llm = llm
+        self._sleeps = sleeps
+        self._asleep = False
         self._shapes = shapes
         self._on_update = on_update
         self._answer_within = answer_within
@@ -65,6 +73,9 @@ class VllmEngine:
         self._loads = 0
         self._last_pause: float | None = None
         self._updating = asyncio.Lock()
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._numbers = itertools.count()
         self._writing: dict[str, bool] = {}
         """vLLM's current requests, and whether their first token has arrived."""
@@ -84,6 +95,10 @@ class VllmEngine:
         kv_cache_gib: int = 1,
         gpu_memory_utilization: float = 0.9,
         answer_within: float = 60.0,
+        tensor_parallel: int = 1,
+        devices: Sequence[int] | None = None,
+        sleeps: bool = False,
+        extra: Mapping[str, object] | None = None,
         _extension: str = "offbeat.rollout.vllm_worker.WorkerPart",
     ) -> "VllmEngine":
         """Load a model directory as version 0. Code in the directory is never executed.
@@ -98,7 +113,20 @@ class VllmEngine:
             kv_cache_gib: On CPU, memory for keys and values.
             gpu_memory_utilization: On GPU, the fraction of memory that vLLM takes.
             answer_within: Seconds after which an engine core that does not answer `health` counts as dead.
+            tensor_parallel: Processes, one a GPU, that each hold a part of every layer. On CPU it works too.
+            devices: On GPU, the devices of these processes, as this process counts them. None takes the first ones.
+            sleeps: Whether `sleep` and `wake` will be called. Only on GPU.
+            extra: More of vLLM's engine arguments, as they are.
         """
+        check_tensor_parallel(model_dir, tensor_parallel)
+        if devices is not None and len(devices) != tensor_parallel:
+            raise ConfigError(
+                [f"engine.tensor_parallel = {tensor_parallel}, but {len(devices)} devices were given: give one each"]
+            )
+        if sleeps and not on_gpu():
+            raise ConfigError(
+                ["vLLM's sleep mode exists only on GPU, and there is none here; start the engine without sleeps=True"]
+            )
         shapes = saved_shapes(model_dir)
         settings = {
             "model": str(model_dir),
@@ -106,16 +134,19 @@ class VllmEngine:
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
             "gpu_memory_utilization": gpu_memory_utilization,
+            "tensor_parallel_size": tensor_parallel,
+            "enable_sleep_mode": sleeps,
             "worker_extension_cls": _extension,
         }
-        with environment(threads, kv_cache_gib):
-            await asyncio.to_thread(
-                import_vllm
-            )  # in its own call: vLLM keeps tracebacks of the import, and what they refer to
-            llm = await asyncio.to_thread(start_llm, settings)
-        engine = cls(llm, shapes, on_update, answer_within)
+        if tensor_parallel > 1:  # inside a Ray actor vLLM would otherwise take Ray workers, which nobody placed
+            settings["distributed_executor_backend"] = "mp"
+        around = Surroundings(threads, kv_cache_gib, devices)
+        await asyncio.to_thread(
+            import_vllm, around
+        )  # in its own call: vLLM keeps tracebacks of the import, and what they refer to
+        llm = await asyncio.to_thread(start_llm, settings, extra or {}, around)
+        engine = cls(llm, shapes, on_update, answer_within, sleeps)
         try:
-            await engine._while_alive(llm.collective_rpc("offbeat_live_with", args=(os.getpid(),)))
             await engine._while_alive(llm.update_weight_version("0"))
             await engine._while_alive(llm.get_supported_tasks())  # cached by vLLM: later requests need not wait for it
         except BaseException:
@@ -135,32 +166,55 @@ class VllmEngine:
     async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
         for request in requests:
             self._check_room(len(request.prompt_ids) + request.sampling.max_tokens, request)
-        jobs = (self._complete(request, index) for request in requests for index in range(request.size))
-        done = iter(await self._while_alive(_all(jobs)))
+        with self._in_call():
+            jobs = (self._complete(request, index) for request in requests for index in range(request.size))
+            done = iter(await self._while_alive(_all(jobs)))
         return [tuple(itertools.islice(done, request.size)) for request in requests]
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """See `Engine`. vLLM must generate one more token, so a sequence has at most `max_model_len` − 1 tokens."""
         for sequence in sequences:
             self._check_room(len(sequence) + 1)
-        return await self._while_alive(_all(self._sequence_logprobs(sequence) for sequence in sequences))
+        with self._in_call():
+            return await self._while_alive(_all(self._sequence_logprobs(sequence) for sequence in sequences))
 
     async def load(self, version: int, weights: Weights) -> None:
         async with self._updating:
-            self._check_alive()
+            self._check_awake()
             self._version = None
-            try:
-                with SharedWeights() as shared:
-                    tied = bool(self._llm.model_config.hf_text_config.tie_word_embeddings)
-                    await asyncio.to_thread(shared.write, check_weights(weights, self._shapes, tied=tied))
-                    await self._while_alive(self._update(version, shared))
-            except asyncio.CancelledError:
-                self._die(f"loading version {version} was cancelled")
-                raise
-            except Exception as error:  # the weights may be half loaded, so the engine cannot be used any more
-                self._die(f"loading version {version} failed: {error}")
-                raise EngineDead(self._death.result()) from error
+            # Weights may be half loaded after an error, so the engine cannot be used any more.
+            with self._fatal(f"loading version {version}"), SharedWeights() as shared:
+                tied = bool(self._llm.model_config.hf_text_config.tie_word_embeddings)
+                await asyncio.to_thread(shared.write, check_weights(weights, self._shapes, tied=tied))
+                await self._while_alive(self._update(version, shared))
             self._version = version
+
+    async def sleep(self) -> None:
+        """See `Engine`. vLLM moves the weights to host memory and drops all keys and values."""
+        async with self._updating:
+            self._check_alive()
+            if not self._sleeps:
+                raise ConfigError(["this engine cannot sleep; start it with sleeps=True, on a GPU"])
+            if self._asleep:
+                return
+            self._asleep = True  # no new call begins
+            try:
+                await self._while_alive(self._idle.wait())
+            except asyncio.CancelledError:
+                self._asleep = False
+                raise
+            with self._fatal("the change to sleep"):
+                await self._while_alive(self._llm.sleep(level=1, mode="wait"))
+
+    async def wake(self) -> None:
+        async with self._updating:
+            self._check_alive()
+            if not self._asleep:
+                return
+            with self._fatal("the wake"):
+                await self._while_alive(self._llm.wake_up())
+            self._loads += 1  # no key or value from before the sleep may be found again
+            self._asleep = False
 
     async def health(self) -> None:
         """See `Engine`. The engine core answers between two steps."""
@@ -263,6 +317,36 @@ class VllmEngine:
     def _die(self, reason: str) -> None:
         if not self._death.done():
             self._death.set_result(reason)
+
+    @contextmanager
+    def _fatal(self, what: str) -> Iterator[None]:
+        """Declare the engine dead if the block fails or is cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._die(f"{what} was cancelled")
+            raise
+        except Exception as error:  # the boundary to vLLM: whatever failed, its state is unknown
+            self._die(f"{what} failed: {error}")
+            raise EngineDead(self._death.result()) from error
+
+    @contextmanager
+    def _in_call(self) -> Iterator[None]:
+        """Count a call that computes, so that `sleep` waits for it."""
+        self._check_awake()
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    def _check_awake(self) -> None:
+        self._check_alive()
+        if self._asleep:
+            raise EngineAsleep("the engine sleeps; call wake() before generate, logprobs or load")
 
     def _check_alive(self) -> None:
         if self._llm.errored:

@@ -2,18 +2,23 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from offbeat.errors import ConfigError, suggest_nearest
 from offbeat.imports import temporary_environment
 from offbeat.rollout.engine import Sampling
+from offbeat.rollout.vllm_owner import OwnerTie
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
+_STARTING: Final = threading.Lock()
 _NEVER: Final = 2**31 - 1
 _GREEDY_BELOW: Final = 0.01
 """vLLM silently raises temperatures below this, and treats 0 as greedy."""
@@ -67,53 +72,96 @@ def logprob_params() -> "SamplingParams":
     )
 
 
-def import_vllm() -> None:
+@dataclass(frozen=True)
+class Surroundings:
+    """What vLLM's processes inherit from the environment."""
+
+    threads: int = 1
+    kv_cache_gib: int = 1
+    devices: Sequence[int] | None = None
+    """GPUs as this process counts them; None leaves the choice to vLLM."""
+
+
+def import_vllm(around: Surroundings) -> None:
     """Import vLLM, or raise an error that says how to install it."""
     try:
-        import vllm.v1.engine.async_llm  # noqa: F401
+        with _STARTING, environment(around):
+            import vllm.v1.engine.async_llm  # noqa: F401
     except ImportError as missing:
         raise ImportError(
             "this engine needs vLLM: pip install 'offbeat[vllm]'; on CPU, scripts/install-cpu"
         ) from missing
 
 
-def start_llm(settings: dict[str, object]) -> "AsyncLLM":
-    """Start an `AsyncLLM` with these arguments and those common to all engines; block until it is ready."""
+def start_llm(settings: Mapping[str, object], extra: Mapping[str, object], around: Surroundings) -> "AsyncLLM":
+    """Start an `AsyncLLM` with these arguments and those common to all engines; block until it is ready.
+
+    Engines of one process start one after another, because the environment belongs to the whole process.
+    """
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    on_cpu = {} if _on_gpu() else {"enforce_eager": True, "block_size": 32}
-    arguments = AsyncEngineArgs(
+    arguments = {
         **settings,
-        **on_cpu,
-        load_format="safetensors",  # never pickle
-        trust_remote_code=False,
-        generation_config="vllm",  # ignore the sampling defaults of the model
-        logprobs_mode="processed_logprobs",  # those of the sampled distribution
-        enable_prefix_caching=True,
-        disable_log_stats=True,
-    )
-    return AsyncLLM.from_engine_args(arguments)
+        **({} if on_gpu() else {"enforce_eager": True, "block_size": 32}),  # on GPU, CUDA graphs are on by default
+        "load_format": "safetensors",  # never pickle
+        "trust_remote_code": False,
+        "generation_config": "vllm",  # ignore the sampling defaults of the model
+        "logprobs_mode": "processed_logprobs",  # those of the sampled distribution
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "additional_config": {"offbeat": OwnerTie()},
+    }
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    if unknown := [name for name in extra if name not in known]:
+        raise ConfigError(
+            [f"engine.extra.{name} is not an engine argument of vLLM; {_nearest(name, known)}" for name in unknown]
+        )
+    with _STARTING, environment(around):
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**{**arguments, **extra}))
 
 
-def _on_gpu() -> bool:
+def _nearest(name: str, known: Iterable[str]) -> str:
+    hint = suggest_nearest(name, sorted(known))
+    return hint if hint.startswith("did") else "`vllm serve --help` lists them"
+
+
+def on_gpu() -> bool:
+    """Return whether engines of this process run on a GPU."""
     return torch.accelerator.is_available()
 
 
 @contextlib.contextmanager
-def environment(threads: int, kv_cache_gib: int) -> Iterator[None]:
+def environment(around: Surroundings) -> Iterator[None]:
     """Set the environment that vLLM's processes inherit; restore it afterwards."""
     settings = {
-        "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
+        "VLLM_CPU_KVCACHE_SPACE": str(around.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(around.threads),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked process would unpickle nothing, so no `OwnerTie` either
         "HF_HUB_OFFLINE": "1",
     }
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         settings["VLLM_LOGGING_LEVEL"] = "ERROR"
-    if not _on_gpu():  # compiling takes half a minute on CPU and gains nothing measurable
+    if not on_gpu():  # compiling takes half a minute on CPU and gains nothing measurable
         settings["TORCH_COMPILE_DISABLE"] = "1"
+    elif around.devices is not None:
+        settings["CUDA_VISIBLE_DEVICES"] = pinned(around.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
     with temporary_environment(settings):
         yield
+
+
+def pinned(devices: Sequence[int], visible: str | None) -> str:
+    """Return CUDA_VISIBLE_DEVICES for some of the devices that this process sees, in this order.
+
+    >>> pinned([1, 3], None), pinned([1], "4,6"), pinned([0], "GPU-8932f937,GPU-27c1a3b4")
+    ('1,3', '6', 'GPU-8932f937')
+    """
+    names = visible.split(",") if visible else None
+    if names is None:
+        return ",".join(map(str, devices))
+    if beyond := [device for device in devices if device >= len(names)]:
+        raise ConfigError([f"GPU {beyond[0]} does not exist here: CUDA_VISIBLE_DEVICES is {visible!r}"])
+    return ",".join(names[device] for device in devices)

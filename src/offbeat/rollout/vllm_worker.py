@@ -8,10 +8,6 @@ crash.
 import json
 import mmap
 import os
-import select
-import signal
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -85,42 +81,35 @@ class WorkerPart:
 
     model_runner: "GPUModelRunner"
 
-    def offbeat_live_with(self, pid: int) -> None:
-        """End the engine core, and this worker with it, when process `pid` ends, even if it is killed."""
-        owner, core = os.pidfd_open(pid), os.getppid()
-
-        def follow() -> None:
-            select.select([owner], [], [])
-            for sign in (signal.SIGTERM, signal.SIGKILL):
-                if os.getppid() == core:
-                    os.kill(core, sign)
-                time.sleep(GRACE)
-
-        threading.Thread(target=follow, name="offbeat-live-with", daemon=True).start()
-
     def offbeat_receive(self, path: str, table: str) -> None:
-        """Replace all weights.
+        """Replace all weights. With tensor parallel, each worker reads everything and keeps its part.
 
         On CPU, vLLM prepacks linear layers and drops their plain weights, so it cannot load into the live model. A
-        layerwise reload restores the loadable form of each layer, fills it and packs it again. The same code should
-        work on GPU, from host memory, but has not been run there. vLLM's `nccl` transfer engines would replace it with
-        `start_weight_update`, `update_weights` and `finish_weight_update` of the worker.
+        layerwise reload restores the loadable form of each layer, fills it and packs it again. On GPU it fills one
+        layer at a time beside the live one and copies it into the tensors that were there before, so captured CUDA
+        graphs and compiled code, which hold their addresses, read the new version.
         """
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
         model, config = self.model_runner.get_model(), self.model_runner.vllm_config
+        # The device is where layers are made anew. `torch.frombuffer` does not follow it: weights arrive on the host.
         with set_current_vllm_config(config), torch.device(self.model_runner.device):
             initialize_layerwise_reload(model)
-            model.load_weights(read(path, table))
+            model.load_weights(self.offbeat_weights(path, table))
             finalize_layerwise_reload(model, config.model_config)
             self.offbeat_repair_heads(model)
+
+    def offbeat_weights(self, path: str, table: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and whole tensors of the version."""
+        return read(path, table)
 
     def offbeat_repair_heads(self, model: torch.nn.Module) -> None:
         """Pack output heads again.
 
         A tied head owns no weights, so the reload skips it. On CPU, its packed copy would silently keep serving the
-        previous version.
+        previous version. On GPU there is no packed copy: the head's weight is the embedding's, which the reload fills
+        in place, and the call below does nothing.
         """
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 

@@ -24,9 +24,11 @@ from offbeat.experience.schema import Snapshot
 from offbeat.experience.validation import ValidationRules
 from offbeat.hub import model_directory
 from offbeat.objective.spec import Advantage, Need
+from offbeat.placement.plan import ENGINE_SHARE, EnginePlace
 from offbeat.rollout.engine import Engine, Sampling
 from offbeat.rollout.generation import GroupMaker, Scorer
 from offbeat.rollout.prompt_leases import PromptLeases, Prompts
+from offbeat.rollout.stopping import read_generation_config, stop_tokens
 from offbeat.rollout.worker import Pace, Worker
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission, OfflineAdmission
 from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
@@ -226,7 +228,8 @@ def make_worker(
 ) -> tuple[Worker, Subscription]:
     """Build a worker, and the subscription to the weight log that it reads from; close the subscription after it."""
     config, tokenizer, settings = context.config, context.tokenizer, context.config.sampling
-    stops = (tokenizer.eos_token_id,)
+    model_dir = model_directory(config.model.path, config.model.revision)
+    stops = stop_tokens(read_generation_config(model_dir), tokenizer)
     sampling = Sampling(settings.max_tokens, stops, settings.temperature, settings.top_p, settings.top_k)
 
     def decode(token_ids: Sequence[int]) -> str:
@@ -245,13 +248,15 @@ def _pace(config: Config) -> Pace:
     return Pace(groups_per_call=at_once, call_seconds=seconds)
 
 
-async def start_engine(config: Config) -> Engine:
-    """Start an engine that serves the model the run began with."""
+async def start_engine(config: Config, place: EnginePlace | None = None) -> Engine:
+    """Start an engine that serves the model the run began with, on the GPUs that the device plan gives it."""
     path, engine = model_directory(config.model.path, config.model.revision), config.engine
     if engine.kind == "hf":
         from offbeat.rollout.hf import HfEngine
 
-        return HfEngine.start(path, dtype=config.model.serve)
+        accelerator = torch.accelerator.current_accelerator()
+        device = f"{accelerator.type}:{place.devices[0]}" if accelerator is not None and place is not None else None
+        return HfEngine.start(path, dtype=config.model.serve, device=device)
     from offbeat.rollout.vllm import VllmEngine
 
     return await VllmEngine.start(
@@ -262,6 +267,10 @@ async def start_engine(config: Config) -> Engine:
         on_update=engine.on_update,
         threads=engine.threads,
         kv_cache_gib=engine.kv_cache_gib,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
+        gpu_memory_utilization=place.share if place else engine.gpu_memory_utilization or ENGINE_SHARE,
         answer_within=config.run.silence,
+        tensor_parallel=engine.tensor_parallel,
+        devices=place.devices if place else None,
+        sleeps=place.sleeps if place else False,
+        extra=engine.extra,
     )

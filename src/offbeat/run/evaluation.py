@@ -16,6 +16,7 @@ from offbeat.evaluation import Attempts, evaluate
 from offbeat.hub import hub_name, model_directory
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.hf import HfEngine
+from offbeat.rollout.stopping import stop_tokens
 from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.seeds import derive
 from offbeat.tasks.data import Example, tokens
@@ -111,9 +112,7 @@ def sampling_for(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float, max_tokens: int
 ) -> Sampling:
     """Return sampling parameters that stop at the model's end-of-text tokens. Temperature 0 is greedy."""
-    ends = model.generation_config.eos_token_id
-    ends = tokenizer.eos_token_id if ends is None else ends
-    stops = tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
+    stops = stop_tokens(model.generation_config, tokenizer)
     return Sampling(max_tokens, stops, temperature or 1.0, top_k=0 if temperature else 1)
 
 
