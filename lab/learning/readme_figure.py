@@ -68,7 +68,7 @@ def run(arm: str, seed: int, model: Path, steps: int) -> Run:
     return Run(
         arm,
         seed,
-        [cast(int, event["step"]) for event in evaluated],
+        [cast(int, event["version"]) for event in evaluated],
         [cast(list[float], event["pass@1"])[0] for event in evaluated],
         [cast(int, event["version"]) for event in published],
         sum(cast(int, event["bytes"]) for event in published),

@@ -104,7 +104,7 @@ def summary(name: str, events: list[dict[str, Json]]) -> Arm:
     steps = [event for event in events if event["kind"] == "step"]
     published = [event for event in events if event["kind"] == "published"]
     curve = [
-        (cast(int, event["step"]), *cast(list[float], event["pass@1"]))
+        (cast(int, event["version"]), *cast(list[float], event["pass@1"]))
         for event in events
         if event["kind"] == "evaluated"
     ]

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import astuple, replace
 
 from lab.figures import Figure, command_parser, record
 from lab.simulation import virtual_time
@@ -34,12 +35,12 @@ async def drive(world: World) -> None:
         loop = build(world)
         running = asyncio.create_task(loop.run())
         dies = world.rng.random() < world.faults.driver_dies * 10
-        await asyncio.wait([running], timeout=world.rng.uniform(1, 60) if dies else 20_000)
+        await asyncio.wait([running], timeout=world.rng.uniform(1, 60) if dies else 100_000)
         if running.done():
             running.result()
             break
         if not dies:
-            raise Broken(f"no progress: still at step {loop.learner.step} after 20,000 s")
+            raise Broken(f"no progress: still at step {loop.learner.step} after 100,000 s")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         world.journal.events.append({"step": world.saved_step, "kind": "driver died"})
@@ -53,9 +54,26 @@ def _left_by_lost_runs(events: Sequence[LedgerEvent]) -> set[str]:
     return {event.group_id for event in events[:last] if event.event is LedgerEventKind.STARTED}
 
 
+def _check_evaluations(world: World, crashes: int) -> None:
+    """Every evaluation is of a published version with all prompts; without crashes each version is evaluated once."""
+    found = [int(str(event["version"])) for event in world.journal.of("evaluated")]
+    published = {event["version"] for event in world.journal.of("published")}
+    if set(found) - published or any(event["prompts"] != 4 for event in world.journal.of("evaluated")):
+        raise Broken(f"evaluated versions {found}, published {sorted(map(str, published))}")
+    if not crashes and found != sorted(set(found)):
+        raise Broken(f"evaluated versions {found}: each counts once, in order")
+    every = world.evaluate_every
+    if every and (0 not in found or (world.steps % every == 0 and found[-1] != world.steps)):
+        raise Broken(f"evaluated versions {found}: the first or the last one is missing")
+
+
 def check_schedule(seed: int, refusing: bool = False) -> tuple[str, Counter[str]]:
     """Run one schedule and check its invariants. Return a hash of its trace and what happened in it."""
-    world = World(seed, refusing)
+    return check_world(World(seed, refusing))
+
+
+def check_world(world: World) -> tuple[str, Counter[str]]:
+    """See `check_schedule`."""
     virtual_time.run(drive(world))
     ledger = world.log.ledger()
     ledger.check()
@@ -70,6 +88,7 @@ def check_schedule(seed: int, refusing: bool = False) -> tuple[str, Counter[str]
     if not world.replay and any(len(entry.steps) > 1 for entry in ledger.fates.values()):
         raise Broken("a group counts as trained twice")
     steps = Counter(step for entry in ledger.fates.values() for step in entry.steps)
+    _check_evaluations(world, crashes)
     if set(steps) != set(range(1, world.steps + 1)) or max(steps.values()) > world.batch:
         raise Broken(f"groups by step: {dict(steps)}; a step trains one batch of at most {world.batch}")
     if any(len(set(entry.steps)) < len(entry.steps) for entry in ledger.fates.values()):
@@ -77,12 +96,17 @@ def check_schedule(seed: int, refusing: bool = False) -> tuple[str, Counter[str]
     trained_steps = [event["step"] for event in world.journal.of("step")]
     if not crashes and trained_steps != list(range(1, world.steps + 1)):
         raise Broken(f"steps in the journal: {trained_steps}; each counts once")
+    faults = replace(world.faults, slow=0.0, refusal=0.0, nothing_to_teach=0.0)
+    cancelled = any("cancelled" in str(event) for event in world.journal.of("worker recovered"))
+    if not any(astuple(faults)) and not cancelled and max(world.generated.values()) > 1:
+        raise Broken("a slow group was generated twice, although nothing failed")
     trace = json.dumps([world.journal.events, [str(event) for event in world.log._events]])
     happened = Counter({kind: len(world.journal.of(kind)) for kind in ("worker lost", "driver died", "refused")})
     happened["refused after an update"] = world.refused_later
     happened["no gradient"] = len(world.journal.of("no gradient"))
     happened["trained"] = ledger.counts[Fate.TRAINED]
     happened["concurrent"] = world.concurrent
+    happened["evaluations"] = len(world.journal.of("evaluated"))
     return hashlib.sha256(trace.encode()).hexdigest(), happened
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from lab.simulation.faults import CALL_SECONDS, LEASE_SECONDS, FaultRates
 from lab.simulation.memory_log import MemoryLog
 from lab.simulation.scripted_engine import ScriptedEngine, scripted_probe
 from offbeat.errors import NoGradient
@@ -28,6 +29,8 @@ from offbeat.rollout.worker import Pace, Worker
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission
 from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
 from offbeat.run.desk import Desk
+from offbeat.run.evaluation_leases import EvaluationPrompt, EvaluationSchedule
+from offbeat.run.evaluation_rounds import EngineEvaluation, EvaluationRounds
 from offbeat.run.evidence import PublishEvidence
 from offbeat.run.fleet import Fleet
 from offbeat.run.health import Health
@@ -57,32 +60,6 @@ class Broken(AssertionError):
     """An invariant does not hold."""
 
 
-@dataclass(frozen=True)
-class FaultRates:
-    """The probability of each fault, drawn from the seed of the schedule."""
-
-    engine_dies: float
-    worker_dies: float
-    """The process of a worker ends during a call."""
-    answer_lost: float
-    """The answer of the desk to a worker is lost: the leases stay taken until their deadline."""
-    finish_lost: float
-    deaf: float
-    """An engine ignores its loads."""
-    refusal: float
-    nothing_to_teach: float
-    slow: float
-    """A call takes fifty times as long."""
-    driver_dies: float
-
-    @classmethod
-    def of(cls, rng: random.Random) -> "FaultRates":
-        def some(most: float) -> float:
-            return rng.choice([0.0, rng.uniform(0, most)])
-
-        return cls(some(0.1), some(0.05), some(0.1), some(0.1), some(0.1), some(0.1), some(0.1), some(0.2), some(0.05))
-
-
 def weights(version: int) -> dict[str, torch.Tensor]:
     return {"w": torch.tensor([float(version)])}
 
@@ -103,6 +80,8 @@ class World:
     saved: dict[str, Json] | None = None
     saved_step: int = 0
     trained: Counter[str] = field(default_factory=Counter)
+    generated: Counter[str] = field(default_factory=Counter)
+    """How often an engine began each group."""
 
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
@@ -120,11 +99,16 @@ class World:
         self.updates = rng.randint(2, 4) if self.refusing else rng.randint(1, 3)
         if self.refusing:
             self.faults = replace(self.faults, refusal=0.5)
+        self.evaluate_every = rng.choice([0, 0, 2, 3])
         self.retire_age = self.max_lag + rng.randint(0, 6)
         self.retire_drift = rng.choice([None, 0.5])
         self.past_limit: set[str] = set()
         """Groups whose measured drift was beyond the limit when they were last trained on, or that were refused."""
         self.saved_past_limit: set[str] = set()
+
+    def evaluation_prompts(self, version: int) -> list[EvaluationPrompt]:
+        prompts = [Prompt(f"e{place}", np.array([place]), "t") for place in range(4)]
+        return [EvaluationPrompt(i, one, size=2, seed=10 * version + i) for i, one in enumerate(prompts)]
 
     # The methods of a weight log.
     def newest(self) -> int | None:
@@ -215,6 +199,15 @@ class LossyDesk:
         leases = await self.desk.take(count, by)
         return [] if self.world.rng.random() < self.world.faults.answer_lost else leases
 
+    async def renew(self, group_ids: Sequence[str], by: str) -> list[str]:
+        if self.world.rng.random() < self.world.faults.renewal_lost:
+            return []
+        return await self.desk.renew(group_ids, by)
+
+    async def evaluated(self, groups: Sequence[Group]) -> None:
+        if self.world.rng.random() >= self.world.faults.finish_lost:
+            await self.desk.evaluated(groups)
+
     async def finish(self, group_ids: Sequence[str]) -> None:
         if self.world.rng.random() >= self.world.faults.finish_lost:
             await self.desk.finish(group_ids)
@@ -230,9 +223,11 @@ class Member:
         self._world = world
         rng = world.rng
         maker = GroupMaker(2, Sampling(3, (1,)), lambda ids: "".join(map(str, ids)), ScriptedScorer())
-        pace = Pace(rng.randint(1, 2), rng.randint(1, 3), poll_seconds=5, call_seconds=40, start_seconds=60)
+        poll = LEASE_SECONDS / 4
+        pace = Pace(rng.randint(1, 2), rng.randint(1, 3), poll, call_seconds=CALL_SECONDS, start_seconds=60)
         self._worker = Worker(name, self._start, world, LossyDesk(desk, world), maker, world.log, pace)  # type: ignore[arg-type]
         self._work: asyncio.Task[None] | None = None
+        self._notices_read = 0
 
     async def _start(self) -> Engine:
         world, rng = self._world, self._world.rng
@@ -243,12 +238,17 @@ class Member:
 
     async def _takes(self, request: Request) -> None:
         world, rng = self._world, self._world.rng
-        await asyncio.sleep(rng.expovariate(2.0) * (50 if rng.random() < world.faults.slow else 1))
+        world.generated[request.id] += 1
+        seconds = rng.expovariate(2.0)
+        if rng.random() < world.faults.slow:
+            seconds = 10 * LEASE_SECONDS if rng.random() < 0.9 else 10 * CALL_SECONDS
+        await asyncio.sleep(seconds)
         if self._work is not None and rng.random() < world.faults.worker_dies:
             self._work.cancel()
 
     def news(self) -> list[str]:
-        return []
+        read, self._notices_read = self._notices_read, len(self._worker.tally.notices)
+        return self._worker.tally.notices[read:]
 
     async def work(self) -> None:
         self._work = asyncio.create_task(self._worker.run())
@@ -290,7 +290,7 @@ def build(world: World) -> Loop:
     clock = asyncio.get_running_loop().time
     admission: Admission = ConcurrentAdmission(world.max_lag, world.fresh) if world.concurrent else LockstepAdmission()
     leases = PromptLeases(
-        lambda place: Prompt(f"p{place}", np.array([place % 8]), "t"), name="r", seed=world.seed, seconds=100
+        lambda place: Prompt(f"p{place}", np.array([place % 8]), "t"), name="r", seed=world.seed, seconds=LEASE_SECONDS
     )
     limits = SamplerLimits(
         world.batch,
@@ -301,6 +301,7 @@ def build(world: World) -> Loop:
     )
     sampler = Sampler(world.mode, limits, world.seed)
     cursor, published, evidence = None, -1, PublishEvidence()
+    schedule = EvaluationSchedule(world.evaluate_every)
     if world.saved is not None:
         state = world.saved
         cursor = Snapshot.from_json(state["snapshot"])  # type: ignore[arg-type]
@@ -309,6 +310,7 @@ def build(world: World) -> Loop:
         leases.restore(state["desk"])  # type: ignore[arg-type]
         published = int(state["published"])  # type: ignore[arg-type]
         evidence = PublishEvidence.restore(state["evidence"])  # type: ignore[arg-type]
+        schedule.restore(state["evaluation"])  # type: ignore[arg-type]
         world.versions[:] = [one for one in world.versions if one <= published]
     world.past_limit = set(world.saved_past_limit)
     desk = Desk(leases, admission, clock)
@@ -318,12 +320,14 @@ def build(world: World) -> Loop:
         world.fresh,
         refill=50,
         save_every=world.rng.randint(1, 4),
-        patience=1000,
+        patience=10 * CALL_SECONDS,
         poll_seconds=5,
     )
+    rates = EngineEvaluation(desk, world.evaluation_prompts, LEASE_SECONDS, plan.patience, clock)
+    rounds = EvaluationRounds(rates, schedule, world.journal, overlap=world.concurrent)
     names = [f"w{i}" for i in range(world.workers)]
     fleet = Fleet(lambda name: Member(name, world, desk), names, desk, world.journal, fruitless=20)
     return Loop(
         plan, world.log, sampler, desk, admission, fleet, Learner(world), world.cadence, world.journal, Health(()),
-        Stopwatch(clock), clock, published=published, evidence=evidence, cursor=cursor,
+        Stopwatch(clock), clock, rounds, published=published, evidence=evidence, cursor=cursor,
     )  # fmt: skip

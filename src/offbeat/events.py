@@ -58,7 +58,8 @@ EVENTS: Final = {
     EventKind.WORKER_JOINED: EventSpec("on Ray: a node offers a slot, and a worker starts on it"),
     EventKind.WORKER_READY: EventSpec("a worker loaded this version and passed its probe", routine=True),
     EventKind.WORKER_RECOVERED: EventSpec(
-        "a worker replaced its engine or reloaded its weights; its prompts return to the queue",
+        "a worker replaced its engine, reloaded its weights or cancelled a group that took too long; its prompts "
+        "return to the queue",
         "nothing if it is rare; if it is frequent, read `why`",
         trouble=True,
     ),
@@ -90,9 +91,11 @@ EVENTS: Final = {
         trouble=True,
     ),
     EventKind.PUBLISHED: EventSpec(
-        "a version is in the weight log; `why` is first, period, drift, cost or longest", routine=True
+        "a version is in the weight log; `why` is first, period, drift, cost, longest or last", routine=True
     ),
-    EventKind.EVALUATED: EventSpec("pass rates with confidence intervals, always on the same prompts", routine=True),
+    EventKind.EVALUATED: EventSpec(
+        "pass rates of `version` with confidence intervals, always on the same prompts", routine=True
+    ),
     EventKind.NO_GRADIENT: EventSpec(
         "no token of the batch would move the policy; the batch is replaced",
         "usually the prompts are too easy or too hard; if the gate stops every token, sync more often",

@@ -1,13 +1,17 @@
 """The loop with crashes and lost messages, in virtual time: a short form of lab/simulation/run.py."""
 
 import asyncio
+from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from lab.simulation import virtual_time
-from lab.simulation.run import check_schedule
-from lab.simulation.world import Broken, FaultRates, Learner, World, build
+from lab.simulation.faults import FaultRates
+from lab.simulation.run import check_schedule, check_world
+from lab.simulation.world import Broken, Learner, Member, World, build
+from offbeat.rollout.engine import Request
 from offbeat.types import Completion, Group, Prompt, Score, StepContext, VersionSpan
 
 
@@ -26,6 +30,32 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     assert check_schedule(20_003) == check_schedule(20_003)
 
 
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_a_completion_ten_times_slower_than_its_lease_is_generated_once_and_costs_no_engine(concurrent: bool) -> None:
+    world = World(20_002)
+    world.concurrent = concurrent
+    world.faults = replace(FaultRates(*[0.0] * 10), slow=0.3)
+    with patch.object(world.rng, "random", lambda: 0.2):  # every completion is slow, none hangs
+        check_world(world)
+    assert set(world.generated.values()) == {1}
+    assert not world.journal.of("worker lost") and not world.journal.of("worker recovered")
+
+
+def test_a_completion_that_hangs_is_cancelled_named_and_generated_again() -> None:
+    world = World(20_002)
+    world.faults = FaultRates(*[0.0] * 10)
+
+    async def takes(member: Member, request: Request) -> None:
+        world.generated[request.id] += 1
+        await asyncio.sleep(1e6 if request.id == "r-1" and world.generated["r-1"] == 1 else 0.5)
+
+    with patch.object(Member, "_takes", takes):
+        check_world(world)
+    [notice] = [str(event["why"]) for event in world.journal.of("worker recovered")]
+    assert "waited 1000 s for r-" in notice and "r-1" in notice and "the engine answers and is kept" in notice
+    assert world.generated["r-1"] == 2 and not world.journal.of("worker lost")
+
+
 def test_a_program_that_waits_for_nothing_raises() -> None:
     async def forever() -> None:
         await asyncio.get_running_loop().create_future()
@@ -36,7 +66,7 @@ def test_a_program_that_waits_for_nothing_raises() -> None:
 
 def test_writing_the_last_checkpoint_counts_as_saving() -> None:
     world = World(20_001)
-    world.faults = FaultRates(*[0.0] * 9)
+    world.faults = FaultRates(*[0.0] * 10)
 
     class Slow(Learner):
         async def finish(self) -> None:

@@ -162,7 +162,8 @@ class WorkersConfig(Section):
     groups_at_once: Positive = 16
     """Groups in flight on each worker. Raise it until the engine is busy."""
     lease_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """How long a worker may take for a group before its prompt goes to another. Raise it for very long answers."""
+    """How long a silent worker keeps its prompts before they go to another. A worker whose engine answers renews them,
+    so a slow answer needs no higher value. Raise it if workers lose contact for minutes."""
 
 
 class SamplerConfig(Section):
@@ -236,7 +237,8 @@ class EvaluationConfig(Section):
     """[evaluation]: pass rates on fixed prompts during the run."""
 
     every: Annotated[int, Field(ge=0)] = 0
-    """Steps between evaluations; 0 turns them off."""
+    """Steps between evaluations; 0 turns them off. The run's engines answer, so what is evaluated is a published
+    version: if none was published since the last evaluation, it waits for the next publish or the last step."""
     prompts: Positive = 64
     """Number of prompts, the same ones each time. Raise it for narrower confidence intervals."""
     samples: Positive = 1
@@ -258,9 +260,10 @@ class RunConfig(Section):
     sync.every - 1 + sync.offset. Raise it to let workers run ahead."""
     experience: str = ""
     """An existing experience log to start from or to share. Left out, the run directory holds a new one."""
-    patience: Annotated[float, Field(gt=0)] = 1800.0
-    """Seconds without a new group, or for one call to the trainer, before the run stops with an error. Raise it if
-    feedback comes late."""
+    patience: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds without a new group, or for one call to the trainer, before the run stops with an error. A group that a
+    worker has not finished after half of it is cancelled and generated again. Raise it if feedback comes late, or if
+    one answer takes longer than that."""
     sinks: Annotated[tuple[SinkName, ...], FROM_TOML] = ()
     """Where to send metrics in addition to events.jsonl. A sink that fails does not stop the run."""
     silence: Annotated[float, Field(ge=5)] = 15.0

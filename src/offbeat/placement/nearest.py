@@ -90,7 +90,7 @@ def _changes(config: Config, shape: ModelShape, hardware: Hardware) -> list[dict
     ranks = {config.trainer.ranks, *(n for n in SMALL if n <= per_node), *sorted(whole_nodes)[:8], max(whole_nodes)}
     budgets = {config.trainer.token_budget, _least_budget(config, shape)}
     engines = {engine_count(config), 1} if engine_count(config) else {config.workers.count}
-    options = {
+    options: dict[str, set[Any]] = {
         "trainer.checkpoint_activations": {config.trainer.checkpoint_activations, True},
         "trainer.token_budget": {budget for budget in budgets if budget <= config.trainer.token_budget},
         "trainer.ranks": {n for n in ranks if n <= total},

@@ -56,6 +56,7 @@ class EvaluationPoint:
     """Pass rates of the policy after a step: (value, low, high) by name."""
 
     step: int
+    """The version that was evaluated."""
     estimates: Mapping[str, tuple[float, float, float]]
     prompts: int
 
@@ -167,7 +168,9 @@ class _HistoryBuilder:
             why, how = str(event.get("why", "")), str(event.get("how", ""))
             self.publishes.append(PublishRecord(step, why, how, _number(event.get("bytes")) or 0.0))
         elif kind == EventKind.EVALUATED:
-            self.evaluations.append(_evaluation(step, event))
+            point = _evaluation(step, event)
+            # An evaluation that ended after the last checkpoint is repeated by the resumed run.
+            self.evaluations = [one for one in self.evaluations if one.step != point.step] + [point]
         elif kind == EventKind.ENDED:
             self.ended = str(event.get("why", ""))
         elif kind not in ROUTINE:
@@ -207,7 +210,8 @@ def _evaluation(step: int, event: Mapping[str, Json]) -> EvaluationPoint:
     for name, value in event.items():
         if isinstance(value, list) and len(value) == 3 and None not in (three := [_number(one) for one in value]):
             estimates[name] = (three[0] or 0.0, three[1] or 0.0, three[2] or 0.0)
-    return EvaluationPoint(step, estimates, _integer(event.get("prompts")))
+    version = _number(event.get("version"))  # journals of earlier releases have none: there it is the step
+    return EvaluationPoint(step if version is None else int(version), estimates, _integer(event.get("prompts")))
 
 
 def _notable(step: int, kind: str, event: Mapping[str, Json]) -> NotableEvent:

@@ -100,7 +100,7 @@ class LiveView:
             self.published = cast(int, event["version"])
         elif kind == EventKind.EVALUATED and "pass@1" in event:
             value, low, high = cast(list[float], event["pass@1"])
-            self.pass_rate = f"{value:.3f} [{low:.3f}, {high:.3f}] at step {event['step']}"
+            self.pass_rate = f"{value:.3f} [{low:.3f}, {high:.3f}] at step {event.get('version', event['step'])}"
         elif kind == EventKind.ALARM:
             self.warnings.append(f"step {event['step']}: {event['says']}")
         elif kind in TROUBLE:

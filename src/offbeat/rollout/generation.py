@@ -41,9 +41,7 @@ class GroupMaker:
 
     async def make(self, engine: Engine, leases: Sequence[PromptLease]) -> list[Group]:
         """Make a whole group for every lease. A completion without a score is `Unscorable`, never left out."""
-        requests = [
-            Request(lease.group_id, lease.prompt.token_ids, self.size, self.sampling, lease.seed) for lease in leases
-        ]
+        requests = [self._request(lease) for lease in leases]
         if self.episodes is None:
             generated = await engine.generate(requests)
         else:
@@ -51,6 +49,13 @@ class GroupMaker:
             generated = await asyncio.gather(*episodes)
         pairs = zip(leases, generated, strict=True)
         return await asyncio.gather(*(self._score(lease, completions) for lease, completions in pairs))
+
+    def _request(self, lease: PromptLease) -> Request:
+        size, sampling = self.size, self.sampling
+        if lease.evaluation is not None:
+            size = lease.evaluation.size
+            sampling = replace(sampling, temperature=lease.evaluation.temperature, top_p=1.0, top_k=0)
+        return Request(lease.group_id, lease.prompt.token_ids, size, sampling, lease.seed)
 
     async def _score(self, lease: PromptLease, completions: tuple[Completion, ...]) -> Group:
         futures = await asyncio.to_thread(self._submit, lease, completions)

@@ -1,21 +1,32 @@
 """Prompt leases: every prompt becomes exactly one group, even if workers die.
 
     leases.take(8, now, "worker 3", version)   # 8 prompts, each with a deadline
+    leases.renew(["g-42"], now, "worker 3")    # still being answered: a later deadline
     leases.finish(["g-41"])                    # its group is in the experience log
     leases.give_back(["g-42"])                 # not answered: the next worker takes it
 
-A prompt whose deadline passes is leased again before any new prompt. It keeps its group id and seed, so a slow worker
-that still appends its group does no harm: in the experience log, the first group of an id counts.
+A worker renews its leases as long as its engine answers, however slow a completion is. So a deadline passes only if
+the worker is silent. The prompt is then leased again before any new prompt. It keeps its group id and seed, so a worker
+that appends its group after all does no harm: in the experience log, the first group of an id counts.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from offbeat.seeds import derive
-from offbeat.types import Json, Prompt
+from offbeat.types import Group, Json, Prompt
+
+
+@dataclass(frozen=True)
+class EvaluationSampling:
+    """What differs from training when an evaluation prompt is answered."""
+
+    size: int
+    """Completions of the prompt."""
+    temperature: float
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,8 @@ class PromptLease:
     """The name of the worker."""
     version: int | None = None
     """The version that the worker served when it took the lease. No token of the group comes from an earlier one."""
+    evaluation: EvaluationSampling | None = None
+    """None for training. The answers to an evaluation prompt go to `Prompts.evaluated` and to no log."""
 
 
 class Prompts(Protocol):
@@ -42,8 +55,14 @@ class Prompts(Protocol):
     async def take(self, count: int, by: str) -> list[PromptLease]:
         """Lease up to `count` prompts, perhaps none. The call may wait."""
 
+    async def renew(self, group_ids: Sequence[str], by: str) -> list[str]:
+        """Keep these leases, because the worker's engine answers; return those that the worker no longer holds."""
+
     async def finish(self, group_ids: Sequence[str]) -> None:
         """Note that these groups are in the experience log."""
+
+    async def evaluated(self, groups: Sequence[Group]) -> None:
+        """Hand over the scored answers to evaluation prompts."""
 
     async def give_back(self, group_ids: Sequence[str]) -> None:
         """Return leases that the worker will not answer."""
@@ -85,9 +104,21 @@ class PromptLeases:
             position = self._returned.popleft()
         else:
             position, self._next = self._next, self._next + 1
-        group_id, seed = f"{self._name}-{position}", derive(self._seed, "rollout", position)
-        self._out[position] = PromptLease(group_id, self._prompt_at(position), seed, deadline, by, version)
+        self._out[position] = replace(self._lease_at(position), deadline=deadline, by=by, version=version)
         return self._out[position]
+
+    def _lease_at(self, position: int) -> PromptLease:
+        seed = derive(self._seed, "rollout", position)
+        return PromptLease(f"{self._name}-{position}", self._prompt_at(position), seed)
+
+    def renew(self, group_ids: Iterable[str], now: float, by: str) -> list[str]:
+        """Give the leases of a worker a new deadline; return the ids among them that it no longer holds."""
+        self.expire(now)
+        held = {lease.group_id: position for position, lease in self._out.items() if lease.by == by}
+        asked = list(group_ids)
+        for position in (held[one] for one in asked if one in held):
+            self._out[position] = replace(self._out[position], deadline=now + self._seconds)
+        return [one for one in asked if one not in held]
 
     def finish(self, group_ids: Iterable[str]) -> int:
         """Note that these groups are in the log, from any worker; return how many of them were still unanswered."""
@@ -143,8 +174,14 @@ class LocalPrompts:
     async def take(self, count: int, by: str) -> list[PromptLease]:
         return self._leases.take(count, self._clock(), by, self._versions.get(by))
 
+    async def renew(self, group_ids: Sequence[str], by: str) -> list[str]:
+        return self._leases.renew(group_ids, self._clock(), by)
+
     async def finish(self, group_ids: Sequence[str]) -> None:
         self._leases.finish(group_ids)
+
+    async def evaluated(self, groups: Sequence[Group]) -> None:
+        raise AssertionError(f"{groups[0].id} is no evaluation prompt: a run alone leases those")
 
     async def give_back(self, group_ids: Sequence[str]) -> None:
         self._leases.give_back(group_ids)
@@ -169,8 +206,14 @@ class PerVersion:
         self._taken += len(leases)
         return leases
 
+    async def renew(self, group_ids: Sequence[str], by: str) -> list[str]:
+        return await self._prompts.renew(group_ids, by)
+
     async def finish(self, group_ids: Sequence[str]) -> None:
         await self._prompts.finish(group_ids)
+
+    async def evaluated(self, groups: Sequence[Group]) -> None:
+        await self._prompts.evaluated(groups)
 
     async def give_back(self, group_ids: Sequence[str]) -> None:
         self._taken -= len(group_ids)

@@ -2,22 +2,27 @@
 
     start ── engine ── calibrate the probe on version 0 ── load the newest version ── probe ── READY
                 ▲                                                                                │
-                │ EngineDead, or a call that takes too long             lanes: take prompts, generate, score, append
-                └────────────────────────────────────────────────────── watch: is there a newer version? load, probe
+                │ EngineDead                                            lanes: take prompts, generate, score, append
+                │                                                       watch: is there a newer version? load, probe
+                └────────────────────────────────────────────────────── renew: does the engine answer? keep the leases
 
 A worker is STALE until the version it loaded passes its probe. If a probe fails, the worker is QUARANTINED: it discards
 the groups generated since the load and loads the version again from an anchor. If that fails too, `run` raises an
 error. However a lane ends, its prompts are given back. The same class runs in one process, in a Ray actor, or on its
 own on another machine. Every wait has a name and a deadline.
+
+Only `Engine.health` judges an engine. A slow group costs nothing but time: its lease is renewed until it is finished. A
+call that exceeds `Pace.call_seconds` in an engine that answers is cancelled, its prompts are given back, and the engine
+continues with the other groups.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final
 
 from offbeat.errors import DeadlinePassed, EngineDead, ProbeFailed, WorkerFailed
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
@@ -26,13 +31,9 @@ from offbeat.rollout.engine import Engine, uninterrupted, within
 from offbeat.rollout.generation import GroupMaker
 from offbeat.rollout.parity import Prober, ProbeVerdict
 from offbeat.rollout.prompt_leases import PromptLease, Prompts
+from offbeat.rollout.worker_parts import Policies, WorkerTally
 from offbeat.types import Group
 from offbeat.weights.probe import Probe
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-T = TypeVar("T")
 
 MAX_FAILED_ENGINES: Final = 3
 """After so many engines in a row that die without a finished group, the worker fails."""
@@ -49,18 +50,6 @@ class Status(StrEnum):
     STOPPED = "stopped"
 
 
-class Policies(Protocol):
-    """The part of `weights.subscriber.Subscription` that a worker uses."""
-
-    def newest(self) -> int | None:
-        """Return the newest complete version."""
-
-    def fetch(self, version: int, *, from_anchor: bool = False) -> "Mapping[str, Tensor]":
-        """Return the verified weights of a version."""
-
-    def probe(self, version: int) -> Probe | None: ...
-
-
 @dataclass(frozen=True)
 class Pace:
     """How much a worker does concurrently, and how long it waits."""
@@ -69,28 +58,12 @@ class Pace:
     """Concurrent calls of the engine: many for an engine that batches them itself, otherwise one."""
     groups_per_call: int = 1
     poll_seconds: float = 1.0
-    """Time between two checks for a newer version, or for prompts if there were none."""
-    call_seconds: float = 600.0
-    """If one call takes longer, the engine counts as stuck and is replaced."""
+    """Time between two checks of the engine, for a newer version, or for prompts if there were none. Leases must last
+    several times as long."""
+    call_seconds: float = 1800.0
+    """A call that takes longer is cancelled. A backstop: it must exceed what the longest completion needs."""
     start_seconds: float = 600.0
     """Deadline for the first version to appear, and for an engine to start."""
-
-
-@dataclass
-class WorkerTally:
-    """Counts of a worker's work so far."""
-
-    groups: int = 0
-    tokens: int = 0
-    refused: int = 0
-    """Groups that failed validation and are in quarantine."""
-    discarded: int = 0
-    """Groups generated between a load and its failed probe, or while an engine died."""
-    loads: int = 0
-    quarantines: int = 0
-    starts: int = 0
-    notices: list[str] = field(default_factory=list)
-    """Error messages, in order."""
 
 
 class _ProbeFailedMeanwhile(Exception):
@@ -131,6 +104,8 @@ class Worker:
         self._stopping = asyncio.Event()
         self._nudged = asyncio.Event()
         self._failed_probes = 0
+        self._held: set[str] = set()
+        self._loading = False
 
     @property
     def version(self) -> int | None:
@@ -147,15 +122,15 @@ class Worker:
 
     async def run(self) -> None:
         """Work until `stop` is called. Replace engines that die."""
-        failed, groups = 0, -1
+        failed, finished = 0, -1
         try:
             while not self._stopping.is_set():
-                failed = 0 if self.tally.groups > groups else failed + 1
-                groups = self.tally.groups
+                before, finished = finished, self.tally.groups + self.tally.evaluated
+                failed = 0 if finished > before else failed + 1
                 try:
                     await self._until_stopped(self.start())
                     lanes = (self._run_lane() for _ in range(self._pace.lanes))
-                    await self._until_stopped(self._watch_versions(), *lanes)
+                    await self._until_stopped(self._watch_versions(), self._renew_leases(), *lanes)
                 except EngineDead as dead:
                     self.tally.notices.append(f"engine died: {dead}")
                     await self.close()
@@ -175,7 +150,10 @@ class Worker:
         newest = await self._first_version()
         self.tally.starts += 1
         what = f"an engine of worker {self.name} to start"
-        self._engine = await self._call_engine(self._pace.start_seconds, what, self._start_engine())
+        try:
+            self._engine = await within(self._pace.start_seconds, what, self._start_engine())
+        except DeadlinePassed as late:
+            raise EngineDead(f"{late}: the engine is stuck") from None
         self._prober = await Prober.calibrated(self._engine, await self._probe(0))
         await self.sync(newest)
 
@@ -188,20 +166,13 @@ class Worker:
 
     async def sync(self, version: int) -> None:
         """Load a version and check its probe. Groups generated meanwhile reach the log only if the probe passes."""
-        engine, prober = self._serving()
-        probe = await self._probe(version)
-        weights = await asyncio.to_thread(self._policies.fetch, version)
-        self._ready.clear()
-        await engine.load(version, weights.items())
-        self.verdict = await prober.check(engine, probe)
+        self.verdict = await self._load(version)
         if not self.verdict.passed:
             self.status = Status.QUARANTINED
             self._failed_probes += 1
             self.tally.quarantines += 1
             self.tally.notices.append(f"version {version} failed its probe: {self.verdict}")
-            weights = await asyncio.to_thread(self._policies.fetch, version, from_anchor=True)
-            await engine.load(version, weights.items())
-            self.verdict = await prober.check(engine, probe)
+            self.verdict = await self._load(version, from_anchor=True)
         if not self.verdict.passed:
             raise ProbeFailed(
                 f"worker {self.name} does not serve version {version}, even after a reload from an anchor: "
@@ -212,43 +183,80 @@ class Worker:
         self._ready.set()
         await self._prompts.serving(self.name, version)
 
-    async def rollout(self, leases: Sequence[PromptLease]) -> list[Group]:
-        """Make groups of these prompts and append them to the log. On any error, give the prompts back first."""
-        ids = [lease.group_id for lease in leases]
+    async def _load(self, version: int, *, from_anchor: bool = False) -> ProbeVerdict:
+        """Load a version and return the verdict of its probe."""
+        engine, prober = self._serving()
+        probe = await self._probe(version)
+        weights = await asyncio.to_thread(self._policies.fetch, version, from_anchor=from_anchor)
+        self._ready.clear()
+        # An engine may finish its running calls before it loads, and need not answer `health` meanwhile.
+        seconds, what = self._pace.call_seconds + self._pace.start_seconds, f"version {version} on worker {self.name}"
+        self._loading = True
         try:
-            await self._ready.wait()
-            engine, _ = self._serving()
-            failed_probes = self._failed_probes
-            what = f"{len(leases)} groups from worker {self.name}"
-            started = asyncio.create_task(self._record(ids, LedgerEventKind.STARTED))
-            try:
-                groups = await self._call_engine(self._pace.call_seconds, what, self._maker.make(engine, leases))
-                await self._ready.wait()
-            finally:
-                await started
-            if failed_probes != self._failed_probes:
-                raise _ProbeFailedMeanwhile
-            await uninterrupted(self._append(groups, ids))
+            await within(seconds, what, engine.load(version, weights.items()))
+        except DeadlinePassed as late:
+            raise EngineDead(f"{late}: the engine is stuck") from None
+        finally:
+            self._loading = False
+        return await prober.check(engine, probe)
+
+    async def rollout(self, leases: Sequence[PromptLease]) -> list[Group]:
+        """Make groups of these prompts and append them to the log. On any error, give the prompts back first.
+
+        Groups of evaluation prompts are handed over instead, and leave no trace in the log.
+        """
+        ids = [lease.group_id for lease in leases]
+        logged = all(lease.evaluation is None for lease in leases)
+        self._held.update(ids)
+        try:
+            groups = await self._generate(leases, ids if logged else ())
+            await uninterrupted(self._append(groups, ids) if logged else self._hand_over(groups, ids))
         except BaseException:
             self.tally.discarded += len(ids)
-            await uninterrupted(self._give_back(ids))
+            await uninterrupted(self._give_back(ids, logged))
             raise
+        finally:
+            self._held.difference_update(ids)
         return groups
+
+    async def _generate(self, leases: Sequence[PromptLease], recorded: Sequence[str]) -> list[Group]:
+        """Return the groups, all generated by versions that passed their probe."""
+        await self._ready.wait()
+        engine, _ = self._serving()
+        failed_probes = self._failed_probes
+        what = f"{', '.join(lease.group_id for lease in leases)} on worker {self.name}"
+        started = asyncio.create_task(self._record(recorded, LedgerEventKind.STARTED))
+        try:
+            groups = await within(self._pace.call_seconds, what, self._maker.make(engine, leases))
+            await self._ready.wait()
+        finally:
+            await started
+        if failed_probes != self._failed_probes:
+            raise _ProbeFailedMeanwhile
+        return groups
+
+    async def _hand_over(self, groups: Sequence[Group], ids: Sequence[str]) -> None:
+        self._held.difference_update(ids)
+        await self._prompts.evaluated(groups)
+        self.tally.evaluated += len(groups)
 
     async def _append(self, groups: Sequence[Group], ids: Sequence[str]) -> None:
         submitted: Future[Receipt] = self._log.submit(groups)
         receipt = await asyncio.wrap_future(submitted)
+        self._held.difference_update(ids)  # before `finish`, so that no renewal asks for a finished lease
         await self._prompts.finish(ids)
         self.tally.groups += len(receipt.accepted)
         self.tally.refused += len(receipt.refused)
         self.tally.tokens += sum(len(one.token_ids) for group in groups for one in group.completions)
         self.tally.notices += [str(entry.refusal.detail) for entry in receipt.refused]
 
-    async def _give_back(self, ids: Sequence[str]) -> None:
+    async def _give_back(self, ids: Sequence[str], logged: bool) -> None:
         await self._prompts.give_back(ids)
-        await self._record(ids, LedgerEventKind.LOST, cause="given back")
+        await self._record(ids if logged else (), LedgerEventKind.LOST, cause="given back")
 
     async def _record(self, ids: Sequence[str], event: LedgerEventKind, cause: str = "") -> None:
+        if not ids:
+            return
         events = [LedgerEvent(group_id, event, cause=cause, by=self.name) for group_id in ids]
         await asyncio.to_thread(self._log.record, events)
 
@@ -262,6 +270,20 @@ class Worker:
                 await self.rollout(leases)
             except _ProbeFailedMeanwhile:
                 continue
+            except DeadlinePassed as late:
+                self.tally.notices.append(f"{late}: cancelled and given back; the engine answers and is kept")
+
+    async def _renew_leases(self) -> None:
+        """Keep the leases while the engine answers. A load has its own deadline, and may leave no room to answer."""
+        while True:
+            engine, _ = self._serving()
+            if not self._loading:
+                await engine.health()
+            lost = await self._prompts.renew(sorted(self._held), self.name) if self._held else []
+            if lost := [one for one in lost if one in self._held]:
+                self._held.difference_update(lost)
+                self.tally.notices.append(f"leases expired while the worker was silent: {', '.join(lost)}")
+            await asyncio.sleep(self._pace.poll_seconds)
 
     async def _watch_versions(self) -> None:
         while True:
@@ -270,7 +292,6 @@ class Worker:
                     await self._nudged.wait()
             self._nudged.clear()
             engine, _ = self._serving()
-            await engine.health()
             newest = await asyncio.to_thread(self._policies.newest)
             if newest is not None and newest != engine.version:
                 await self.sync(newest)
@@ -301,12 +322,6 @@ class Worker:
             return await within(self._pace.start_seconds, f"the first weights for worker {self.name}", first())
         except DeadlinePassed as late:
             raise WorkerFailed(f"{late}: check that a trainer publishes to this weight log") from None
-
-    async def _call_engine(self, seconds: float, what: str, work: Awaitable[T]) -> T:
-        try:
-            return await within(seconds, what, work)
-        except DeadlinePassed as late:
-            raise EngineDead(f"{late}: the engine is stuck") from None
 
     async def _probe(self, version: int) -> Probe:
         probe = await asyncio.to_thread(self._policies.probe, version)

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -34,6 +35,9 @@ from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmiss
 from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
 from offbeat.run.desk import Desk
 from offbeat.run.directory import PauseFile, RunDirectory
+from offbeat.run.evaluation import evaluation_prompts
+from offbeat.run.evaluation_leases import EvaluationSchedule
+from offbeat.run.evaluation_rounds import EngineEvaluation, EvaluationRounds
 from offbeat.run.evidence import PublishEvidence
 from offbeat.run.fleet import Fleet, Member
 from offbeat.run.health import Health
@@ -133,10 +137,13 @@ def make_loop(
     journal: Journal,
     learner: Learner,
     make_member: Callable[[str, Desk], Member],
-    evaluate: Callable[[int], Awaitable[Mapping[str, Json]]],
+    trainer_rates: Callable[[int], Awaitable[Mapping[str, Json]]],
     saved: Mapping[str, Json] | None,
 ) -> Loop:
-    """Build the loop of a new run, or of one that resumes: `saved` is `Loop.state` of the restored checkpoint."""
+    """Build the loop of a new run, or of one that resumes: `saved` is `Loop.state` of the restored checkpoint.
+
+    `trainer_rates` evaluates the trainer's own model, for runs without workers.
+    """
     config, clock = context.config, time.monotonic
     order = prompt_at(context.task, context.tokenizer, derive(config.seed, "prompts"))
     # In a log of its own, a repeated run names its groups alike, because random draws depend on group ids. In a shared
@@ -145,6 +152,7 @@ def make_loop(
     leases = PromptLeases(order, name=f"g{mark}", seed=config.seed, seconds=config.workers.lease_seconds)
     sampler = Sampler(_sampler_mode(config), _sampler_limits(config), derive(config.seed, "sampler"), _priors(config))
     cursor, published, evidence = None, -1, PublishEvidence()
+    schedule = EvaluationSchedule(config.evaluation.every)
     if saved is not None:
         cursor = Snapshot.from_json(cast(dict[str, int], saved["snapshot"]))
         sampler.feed(log.index_since(None, cursor)[0])
@@ -152,14 +160,21 @@ def make_loop(
         leases.restore(cast(dict[str, Json], saved["desk"]))
         published = cast(int, saved["published"])
         evidence = PublishEvidence.restore(cast(dict[str, Json], saved["evidence"]))
+        # Checkpoints of earlier releases have no state of evaluations, and were saved after one that was due.
+        schedule.restore(cast(dict[str, Json], saved.get("evaluation") or {"evaluated": published, "due": False}))
         journal.write(EventKind.RESUMED, learner.step)
     admission = _admission(config)
     desk = Desk(leases, admission, clock)
     names = [] if config.run.mode == "offline" else [f"worker {i}" for i in range(config.workers.count)]
     fleet = Fleet(lambda name: make_member(name, desk), names, desk, journal)
+    rounds = EvaluationRounds(trainer_rates, schedule, journal, on_engines=False)
+    if names or (config.run.place == "ray" and config.run.mode != "offline"):
+        asked = partial(evaluation_prompts, config, context.task, context.tokenizer)
+        rates = EngineEvaluation(desk, asked, config.workers.lease_seconds, config.run.patience, clock)
+        rounds = EvaluationRounds(rates, schedule, journal, overlap=config.run.mode == "concurrent")
     return Loop(
         _plan(config), log, sampler, desk, admission, fleet, learner, _cadence(config), journal, Health(),
-        Stopwatch(clock), clock, evaluate=evaluate, pause_control=PauseFile(context.directory.pause),
+        Stopwatch(clock), clock, rounds, pause_control=PauseFile(context.directory.pause),
         published=published, evidence=evidence, cursor=cursor, consumer=f"trainer{mark}",
     )  # fmt: skip
 
@@ -171,7 +186,6 @@ def _plan(config: Config) -> RunPlan:
         fresh=config.fresh,
         refill=config.sampler.refill_limit,
         save_every=config.trainer.save_every,
-        evaluate_every=config.evaluation.every,
         patience=config.run.patience,
         generates=config.run.mode != "offline",
         offset=config.sync.offset,
@@ -241,11 +255,17 @@ def make_worker(
 
 
 def _pace(config: Config) -> Pace:
-    """vLLM batches by itself, so each group is one call; any other engine gets all groups in one call."""
-    seconds, at_once = config.workers.lease_seconds, config.workers.groups_at_once
-    if config.engine.kind == "vllm":
-        return Pace(lanes=at_once, call_seconds=seconds)
-    return Pace(groups_per_call=at_once, call_seconds=seconds)
+    """vLLM batches by itself, so each group is one call; any other engine gets all groups in one call.
+
+    A call may take half of the run's patience, so that a group which hangs once can still be repeated in time.
+    """
+    at_once, poll, call = (
+        config.workers.groups_at_once,
+        min(1.0, config.workers.lease_seconds / 4),
+        config.run.patience / 2,
+    )
+    lanes, groups_per_call = (at_once, 1) if config.engine.kind == "vllm" else (1, at_once)
+    return Pace(lanes, groups_per_call, poll_seconds=poll, call_seconds=call)
 
 
 async def start_engine(config: Config, place: EnginePlace | None = None) -> Engine:

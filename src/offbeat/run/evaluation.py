@@ -1,4 +1,8 @@
-"""Pass rates: of the policy during a run (`PolicyEvaluation`), and of any model (`load_model`, `sample_attempts`)."""
+"""Pass rates: of the policy during a run, and of any model (`load_model`, `sample_attempts`).
+
+`evaluation_prompts` is what a run asks. Its workers answer (`evaluation_rounds.py`); in a run without workers,
+`PolicyEvaluation` asks the trainer's own model.
+"""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,17 +16,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from offbeat.config import Config
 from offbeat.errors import ModelUnreadable
-from offbeat.evaluation import Attempts, evaluate
+from offbeat.evaluation import Attempts
 from offbeat.hub import hub_name, model_directory
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.stopping import stop_tokens
+from offbeat.run.evaluation_leases import EvaluationPrompt, pass_rates
 from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.seeds import derive
 from offbeat.tasks.data import Example, tokens
 from offbeat.tasks.rewards import Columns
 from offbeat.tasks.task import Task, prompt_at
-from offbeat.types import Json, Score
+from offbeat.types import Completion, Json, Score
 
 _SCORING_SECONDS: Final = 600.0
 
@@ -34,9 +39,28 @@ class BatchScorer(Protocol):
         """Score completions and return the outcomes in order; blocks."""
 
 
+def evaluation_prompts(
+    config: Config, task: Task, tokenizer: PreTrainedTokenizerBase, version: int
+) -> list[EvaluationPrompt]:
+    """Return what is asked of a version: always the same prompts, each version with its own random streams.
+
+    No entry has more completions than a group, so an engine needs no more memory for it than for training prompts.
+    """
+    settings, size, seed = config.evaluation, config.group_size, derive(config.seed, "evaluation")
+    order, found = prompt_at(task, tokenizer, seed), []
+    for place in range(settings.prompts):
+        prompt = order(place)
+        for first in range(0, settings.samples, size):
+            stream = derive(seed, version, place, *([first] if first else []))
+            found.append(
+                EvaluationPrompt(place, prompt, min(size, settings.samples - first), stream, settings.temperature)
+            )
+    return found
+
+
 @dataclass
 class PolicyEvaluation:
-    """Evaluates the current policy, always on the same prompts. Call it with a step; the trainer waits for it."""
+    """Evaluates the trainer's current policy at a step, for runs without workers. The trainer waits for it."""
 
     config: Config
     task: Task
@@ -46,29 +70,24 @@ class PolicyEvaluation:
     """The trainer's own model, not a copy."""
 
     async def __call__(self, step: int) -> Mapping[str, Json]:
-        settings, seed = self.config.evaluation, derive(self.config.seed, "evaluation")
-        order = prompt_at(self.task, self.tokenizer, seed)
-        prompts = [order(place) for place in range(settings.prompts)]
-        sampling = Sampling(self.config.sampling.max_tokens, (self.tokenizer.eos_token_id,), settings.temperature)
-        requests = [
-            Request(f"evaluation-{place}", prompt.token_ids, settings.samples, sampling, derive(seed, step, place))
-            for place, prompt in enumerate(prompts)
-        ]
-        answered = await HfEngine(self.model).generate(requests)
-        texts = [
-            (self.tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True), prompt.columns)
-            for prompt, group in zip(prompts, answered, strict=True)
-            for one in group
-        ]
-        rewards = [_reward(outcome) for outcome in await asyncio.to_thread(self.pool.score_all, texts)]
-        size = settings.samples
-        attempts = [Attempts(p.id, "all", rewards[i * size : (i + 1) * size]) for i, p in enumerate(prompts)]
-        [row] = evaluate(attempts)
-        return {
-            "prompts": row.prompts,
-            "unscorable": row.unscorable,
-            **{name: [one.value, one.low, one.high] for name, one in row.estimates.items()},
-        }
+        asked = evaluation_prompts(self.config, self.task, self.tokenizer, step)
+        stops = (self.tokenizer.eos_token_id,)
+        engine, at_once = HfEngine(self.model), self.config.workers.groups_at_once
+        texts: list[tuple[str, Columns]] = []
+        for start in range(0, len(asked), at_once):
+            batch = asked[start : start + at_once]
+            requests = [
+                Request(f"evaluation-{step}-{start + i}", one.prompt.token_ids, one.size,
+                        Sampling(self.config.sampling.max_tokens, stops, one.temperature), one.seed)
+                for i, one in enumerate(batch)
+            ]  # fmt: skip
+            for one, completions in zip(batch, await engine.generate(requests), strict=True):
+                texts += [(self._decode(answer), one.prompt.columns) for answer in completions]
+        outcomes = iter(await asyncio.to_thread(self.pool.score_all, texts))
+        return pass_rates(asked, [list(islice(outcomes, one.size)) for one in asked])
+
+    def _decode(self, completion: Completion) -> str:
+        return str(self.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True))
 
 
 def _reward(outcome: Outcome) -> float | None:

@@ -72,7 +72,7 @@ class RankLearner:
         """Go to the newest checkpoint, if there is one; return its step and the loop's state in it."""
         checkpoint = self.checkpoints.newest()
         if self.weights is not None:  # versions after the checkpoint are published again; without one, all are
-            self.weights.rewind(-1 if checkpoint is None else checkpoint.step)
+            self.weights.rewind(-1 if checkpoint is None else cast(int, checkpoint.manifest.extras["published"]))
         if checkpoint is None:
             return None
         checkpoint.restore(self.trainer)

@@ -9,30 +9,34 @@
                                            │  record the fate of each group
                                            │  publish, if due ───────────────────────► weight log
     load, probe   ◄── nudge ───────────────┤
-                                           │  evaluate, check health, save, if due
+    answer evaluation prompts ◄────────────┤  evaluate the published version, if due
+                                           │  check health, save, if due
                                            └─ next step
 
 Lockstep, concurrent and offline runs use this one loop; they differ in what the desk admits (`admission.py`). In
 lockstep, prompts are admitted while their batch is being drawn, for the newest version only. In concurrent mode,
 workers run ahead as far as `max_lag` allows, and the loop delays a step that would make a group expire while it is
-still being generated. Every wait has a name and a deadline.
+still being generated. An evaluation measures the version that is served: in lockstep the trainer waits for it, in
+concurrent mode only the next publish does. Every wait has a name and a deadline.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, cast
 
 from offbeat.errors import NoGradient, RunStopped, WaitExpired
 from offbeat.events import EventKind
-from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind
-from offbeat.experience.sampler import Draw, Dropped, Sampler, Waiting
+from offbeat.experience.ledger import Ledger, LedgerEventKind
+from offbeat.experience.sampler import Draw, Sampler, Waiting
 from offbeat.experience.schema import Snapshot
 from offbeat.run.admission import Admission
 from offbeat.run.cadence import Cadence
 from offbeat.run.desk import Desk
+from offbeat.run.evaluation_rounds import EvaluationRounds
 from offbeat.run.evidence import PublishEvidence
+from offbeat.run.fates import FateRecorder
 from offbeat.run.fleet import Fleet
 from offbeat.run.health import Action, Health
 from offbeat.run.journal import Journal, Phase, Stopwatch
@@ -60,7 +64,7 @@ class Loop:
     health: Health
     stopwatch: Stopwatch
     clock: Callable[[], float]
-    evaluate: Callable[[int], Awaitable[Mapping[str, Json]]] | None = None
+    rounds: EvaluationRounds
     pause_control: PauseControl | None = None
     """None: a pause only saves a checkpoint."""
     published: int = -1
@@ -73,6 +77,7 @@ class Loop:
         self._stop_reason = ""
         self._finished_when_read = 0
         self._saved_step: int | None = None
+        self._fates = FateRecorder(self.log, self.consumer)
 
     def stop(self, why: str) -> None:
         """End the run after the current step, with a checkpoint."""
@@ -81,23 +86,27 @@ class Loop:
     async def run(self) -> Ledger:
         """Train to the last step and return the ledger, which balances."""
         # A run that died may have recorded fates for steps after its checkpoint, or without one: take them back.
-        self._record(self.learner.step, LedgerEventKind.REWOUND, [""])
+        self._fates.record(self.learner.step, LedgerEventKind.REWOUND, [""])
         if self.published < 0:
             await self._publish(why="first")
-            await self._evaluate_if_due()
+            self.rounds.schedule.mark(self.learner.step)
         self.fleet.start()
         try:
+            await self._evaluate_if_due()
             while self.learner.step < self.plan.steps and not self._stop_reason:
                 outcome = await self._step()
                 if outcome is None:
                     break
                 await self._publish_if_due(outcome)
+                self.rounds.schedule.mark(self.learner.step)
                 await self._evaluate_if_due()
                 await self._check_health(outcome)
                 if self.plan.save_every and self.learner.step % self.plan.save_every == 0:
                     await self._save()
+            await self._evaluate_last()
         finally:
             with self.stopwatch.phase(Phase.ENDING):
+                await self.rounds.cancel()
                 await self.fleet.close()
         await self._save()
         with self.stopwatch.phase(Phase.SAVING):
@@ -126,8 +135,7 @@ class Loop:
         while not self._stop_reason:
             if self._read_new_groups():
                 last_news, notices = self.clock(), 0
-            self.fleet.check()
-            self.learner.check()
+            self._keep_waiting()
             draw = self._try_draw(k, admitted=self.desk.admitted - admitted_before)
             if isinstance(draw, Draw):
                 await self._update_desk(k + 1)  # groups admitted from now on are trained after this batch
@@ -163,7 +171,7 @@ class Loop:
             return Waiting(k, missing, cooling=0, dropped=())
         enough = self.plan.batch if admitted < self.plan.refill * self.plan.batch else 1
         draw = self.sampler.draw(k, at_least=enough)
-        self._record_drops(draw.dropped, k)
+        self._fates.dropped(draw.dropped, k)
         return draw
 
     def _can_step_in_time(self, k: int) -> bool:
@@ -209,10 +217,10 @@ class Loop:
                     outcome = await self.learner.train(groups, context)
                 except NoGradient as error:
                     self.journal.write(EventKind.NO_GRADIENT, k, why=str(error))
-                    self._record(k, LedgerEventKind.ZERO_VARIANCE, [group.id for group in groups], "no gradient")
+                    self._fates.record(k, LedgerEventKind.ZERO_VARIANCE, [group.id for group in groups], "no gradient")
                     return None
             if isinstance(outcome, Trained):
-                self._record_trained(outcome)
+                self._fates.trained(outcome)
                 self._quarantine(k + 1, outcome.refused, ordinals)
                 self.sampler.measured({ordinals[one]: drift for one, drift in outcome.group_drift.items()})
                 return outcome
@@ -220,37 +228,13 @@ class Loop:
             groups = [group for group in groups if group.id not in outcome.faults]
         return None
 
-    def _record_trained(self, trained: Trained) -> None:
-        """Record the fate of each group of a step, with the drift that was measured on it."""
-        step, events = trained.step, []
-        for one in trained.groups:
-            drift, ess = astuple(trained.group_drift[one]) if one in trained.group_drift else (None, None)
-            events.append(LedgerEvent(one, LedgerEventKind.TRAINED, step, "", self.consumer, drift, ess))
-        self.log.record(events)
-        self._record(step - 1, LedgerEventKind.ZERO_VARIANCE, trained.zero_variance)
-        self._record(step - 1, LedgerEventKind.TOO_SMALL, trained.too_small)
-
     def _quarantine(self, step: int, faults: Mapping[str, str], ordinals: Mapping[str, int]) -> None:
         """Record the groups that the trainer refused, and never draw them again."""
         if not faults:
             return
         self.journal.write(EventKind.REFUSED, step, groups=dict(faults))
         self.sampler.retire([ordinals[one] for one in faults], "refused")
-        kind, by = LedgerEventKind.QUARANTINED, self.consumer
-        self.log.record([LedgerEvent(one, kind, step, why, by) for one, why in faults.items()])
-
-    def _record_drops(self, dropped: Sequence[Dropped], k: int) -> None:
-        if not dropped:
-            return
-        events = []
-        for group, drop in zip(self.log.read([drop.ordinal for drop in dropped]), dropped, strict=True):
-            why = "lag" if drop.cause == "expired" else ""
-            events.append(LedgerEvent(group.id, LedgerEventKind(drop.cause), k, why, self.consumer))
-        self.log.record(events)
-
-    def _record(self, step: int, event: LedgerEventKind, ids: Sequence[str], cause: str = "") -> None:
-        if ids:
-            self.log.record([LedgerEvent(group_id, event, step, cause, self.consumer) for group_id in ids])
+        self._fates.quarantined(step, faults)
 
     async def _publish_if_due(self, outcome: StepOutcome) -> None:
         trained = outcome.trained
@@ -272,6 +256,7 @@ class Loop:
             await self._publish(why)
 
     async def _publish(self, why: str) -> None:
+        await self._finish_evaluation()  # after a publish no engine serves the version before
         version = self.learner.step
         with self.stopwatch.phase(Phase.PUBLISHING):
             details = await self.learner.publish(version)
@@ -282,11 +267,34 @@ class Loop:
         await self.fleet.nudge()
 
     async def _evaluate_if_due(self) -> None:
-        every, step = self.plan.evaluate_every, self.learner.step
-        if self.evaluate is not None and every and step % every == 0:
-            with self.stopwatch.phase(Phase.EVALUATING):
-                rates = await self.evaluate(step)
-            self.journal.write(EventKind.EVALUATED, step, **rates)
+        if self.rounds.on_engines and self.published < self.learner.step >= self.plan.steps:
+            return  # `_evaluate_last` publishes the policy of the last step first
+        self.rounds.begin(self.published, lambda: self.learner.step)
+        if not self.rounds.overlap:
+            await self._finish_evaluation()
+
+    async def _finish_evaluation(self) -> None:
+        """Wait for the running evaluation. Time in which no worker can answer yet counts as loading."""
+        idle_before = self.desk.idle_seconds
+        with self.stopwatch.phase(Phase.EVALUATING):
+            await self.rounds.finish(self._keep_waiting, self.plan.poll_seconds)
+        if self.rounds.on_engines:
+            self.stopwatch.move(self.desk.idle_seconds - idle_before, Phase.EVALUATING, Phase.LOADING)
+
+    def _keep_waiting(self) -> bool:
+        """Return False if the run is stopping; raise if what it waits for is lost."""
+        self.fleet.check()
+        self.learner.check()
+        return not self._stop_reason
+
+    async def _evaluate_last(self) -> None:
+        """Publish and evaluate the policy of the last step, if an evaluation is still due."""
+        await self._finish_evaluation()
+        if self.rounds.schedule.due and self.learner.step >= self.plan.steps and not self._stop_reason:
+            await self._save()  # a run that is later given more steps continues as if this were not published
+            await self._publish(why="last")
+            self.rounds.begin(self.published, lambda: self.learner.step)
+            await self._finish_evaluation()
 
     async def _check_health(self, outcome: StepOutcome) -> None:
         step = self.learner.step
@@ -328,6 +336,7 @@ class Loop:
             "sampler": self.sampler.state(),
             "desk": self.desk.state(),
             "snapshot": {**self.cursor.to_json()},
+            "evaluation": self.rounds.schedule.state(),
         }
 
     def _end(self) -> Ledger:

@@ -24,8 +24,7 @@ class RunPlan:
     refill: int = 4
     """After `refill` × B prompts were admitted for one batch, a smaller batch is enough."""
     save_every: int = 50
-    evaluate_every: int = 0
-    patience: float = 1800.0
+    patience: float = 3600.0
     """Seconds without a new group after which the run ends with an error."""
     pause_seconds: float = 24 * 3600.0
     """Seconds that a paused run waits for a person before it ends."""

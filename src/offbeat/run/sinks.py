@@ -217,7 +217,9 @@ class GuardedSink:
     def __call__(self, event: Mapping[str, Json]) -> None:
         """Write the numbers of one event."""
         if not self.failed and (values := values_of(event)):
-            self._try(lambda: self.sink.write(cast(int, event["step"]), values))
+            # A pass rate belongs to the version that it measures.
+            step = event.get("version", event["step"])
+            self._try(lambda: self.sink.write(cast(int, step), values))
 
     def close(self) -> None:
         """Close the sink even if it failed: it may hold earlier numbers."""

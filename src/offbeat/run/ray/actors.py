@@ -136,19 +136,22 @@ class RankActor:
         self._learner.save(state)
 
     def evaluate(self, step: int) -> Mapping[str, Json]:
-        """Return the pass rates of the current policy. Ranks other than 0 only help to gather the model."""
+        """Return the pass rates of the current policy, in a run without workers.
+
+        Ranks other than 0 only help to gather the model.
+        """
         config, policy_model = self._config, self._learner.trainer.policy_model
         if config.trainer.ranks == 1:
             model = policy_model.model
         else:
-            whole = dict(serving_state(policy_model, getattr(torch, config.model.serve)))
+            whole = serving_state(policy_model, getattr(torch, config.model.serve))
             if self._rank > 0:
-                return {}
+                return {"gathered": sum(1 for _ in whole)}
             if self._served is None:
                 self._served = HfEngine.start(
                     model_directory(config.model.path, config.model.revision), dtype=config.model.serve
                 )
-            asyncio.run(self._served.load(step, whole.items()))
+            asyncio.run(self._served.load(step, whole))
             model = self._served.model
         context = self._context
         return asyncio.run(PolicyEvaluation(config, context.task, context.tokenizer, self._scoring, model)(step))
@@ -234,8 +237,14 @@ class WorkerActor:
     async def take(self, count: int, by: str) -> list[PromptLease]:
         return cast(list[PromptLease], await self._call_desk("take", count, by))
 
+    async def renew(self, group_ids: Sequence[str], by: str) -> list[str]:
+        return cast(list[str], await self._call_desk("renew", list(group_ids), by))
+
     async def finish(self, group_ids: Sequence[str]) -> None:
         await self._call_desk("finish", list(group_ids))
+
+    async def evaluated(self, groups: Sequence[Group]) -> None:
+        await self._call_desk("evaluated", list(groups))
 
     async def give_back(self, group_ids: Sequence[str]) -> None:
         await self._call_desk("give_back", list(group_ids))

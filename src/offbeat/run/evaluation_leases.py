@@ -1,0 +1,154 @@
+"""Evaluation on the run's engines: the prompts of one evaluation, and when the next one is due. Pure state machines.
+
+An evaluation measures a published version, by the engines that serve it. `EvaluationSchedule` says which version and
+when; `EvaluationLeases` keeps the prompts of one evaluation until every one of them is answered by that version.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from offbeat.evaluation import Attempts, evaluate
+from offbeat.rollout.prompt_leases import EvaluationSampling, PromptLease, PromptLeases
+from offbeat.types import Group, Json, Prompt, Score, Unscorable
+
+
+@dataclass(frozen=True)
+class EvaluationPrompt:
+    """Completions of one prompt that one call generates. A prompt with many samples has several of them."""
+
+    place: int
+    """Of the prompt in the evaluation; completions of the same place are compared as attempts at one prompt."""
+    prompt: Prompt
+    size: int
+    seed: int
+    temperature: float = 1.0
+
+
+class EvaluationLeases(PromptLeases):
+    """The leases of one evaluation, for workers that serve the evaluated version.
+
+    >>> asked = [EvaluationPrompt(i, Prompt(f"p{i}", [i], "arithmetic"), size=1, seed=i) for i in range(3)]
+    >>> leases = EvaluationLeases(4, asked, seconds=60)
+    >>> [lease.group_id for lease in leases.take(2, now=0.0, by="worker 0", version=4)]
+    ['evaluation-4-0', 'evaluation-4-1']
+    >>> leases.take(2, now=0.0, by="worker 1", version=3)     # serves another version
+    []
+    """
+
+    def __init__(self, version: int, prompts: Sequence[EvaluationPrompt], seconds: float) -> None:
+        """Start an evaluation of a version.
+
+        Args:
+            version: The version that must generate every token.
+            prompts: What is asked.
+            seconds: How long a lease lasts without renewal.
+        """
+        super().__init__(lambda at: prompts[at].prompt, name=f"evaluation-{version}", seed=0, seconds=seconds)
+        self.version, self._prompts = version, prompts
+        self._answers: dict[int, Group] = {}
+
+    def take(self, count: int, now: float, by: str, version: int | None) -> list[PromptLease]:
+        """See `PromptLeases`. Returns fewer leases, or none, if fewer prompts are left for a worker of this version."""
+        self.expire(now)
+        left = len(self._returned) + len(self._prompts) - self._next
+        return super().take(min(count, left), now, by, version) if version == self.version else []
+
+    def _lease_at(self, position: int) -> PromptLease:
+        one = self._prompts[position]
+        sampling = EvaluationSampling(one.size, one.temperature)
+        return PromptLease(f"{self._name}-{position}", one.prompt, one.seed, evaluation=sampling)
+
+    def answer(self, groups: Sequence[Group]) -> None:
+        """Take in scored groups. One with a token of another version does not count: its prompt is asked again."""
+        pure = {group.id: group for group in groups if _versions(group) <= {self.version}}
+        self.give_back(group.id for group in groups if group.id not in pure)
+        for position in self._positions(pure):
+            self._answers.setdefault(position, pure[f"{self._name}-{position}"])
+        self.finish(pure)
+
+    @property
+    def answered(self) -> int:
+        """How many of the prompts are answered."""
+        return len(self._answers)
+
+    @property
+    def missing(self) -> int:
+        """How many are not."""
+        return len(self._prompts) - len(self._answers)
+
+    def rates(self) -> dict[str, Json]:
+        """Return the pass rates when nothing is missing."""
+        completions = [self._answers[position].completions for position in range(len(self._prompts))]
+        return pass_rates(self._prompts, [[one.score for one in several] for several in completions])
+
+
+def _versions(group: Group) -> set[int]:
+    return {span.version for one in group.completions for span in one.versions}
+
+
+def pass_rates(
+    prompts: Sequence[EvaluationPrompt], scores: Sequence[Sequence[Score | Unscorable | None]]
+) -> dict[str, Json]:
+    """Return the fields of an `evaluated` event: each rate as [value, low, high].
+
+    >>> asked = [EvaluationPrompt(place, Prompt("p", [1], "arithmetic"), size=1, seed=0) for place in (0, 1, 1)]
+    >>> pass_rates(asked, [[Score(1.0)], [Score(1.0)], [Score(0.0)]])["pass@1"][0]     # 1 of 1, then 1 of 2
+    0.75
+    """
+    attempts: dict[int, Attempts] = {}
+    for asked, found in zip(prompts, scores, strict=True):
+        before = attempts[asked.place].rewards if asked.place in attempts else ()
+        rewards = [score.reward if isinstance(score, Score) else None for score in found]
+        attempts[asked.place] = Attempts(asked.prompt.id, "all", [*before, *rewards])
+    [row] = evaluate(attempts.values())
+    estimates: dict[str, Json] = {name: [one.value, one.low, one.high] for name, one in row.estimates.items()}
+    return {"prompts": row.prompts, "unscorable": row.unscorable, **estimates}
+
+
+@dataclass
+class EvaluationSchedule:
+    """Which version is evaluated when: every so many steps, as soon as a version is served that was not evaluated yet.
+
+    >>> schedule = EvaluationSchedule(every=2)
+    >>> schedule.mark(0)
+    >>> schedule.begin(served=0)
+    0
+    >>> schedule.end()
+    >>> schedule.mark(2)
+    >>> schedule.begin(served=0)          # nothing newer is served
+    >>> schedule.begin(served=3)
+    3
+    """
+
+    every: int
+    """Steps between evaluations; 0 turns them off."""
+    evaluated: int = -1
+    """The version evaluated last."""
+    due: bool = False
+    running: int | None = None
+    """The version being evaluated."""
+
+    def mark(self, step: int) -> None:
+        """Note that a step is done."""
+        self.due |= bool(self.every) and step % self.every == 0
+
+    def begin(self, served: int) -> int | None:
+        """Return the version to evaluate now, if an evaluation is due and none is running."""
+        if not self.due or served <= self.evaluated or self.running is not None:
+            return None
+        self.running, self.due = served, False
+        return served
+
+    def end(self) -> None:
+        """Note that the running evaluation has its result."""
+        assert self.running is not None
+        self.evaluated, self.running = self.running, None
+
+    def state(self) -> dict[str, Json]:
+        """Return the state for a checkpoint. A running evaluation counts as due."""
+        return {"evaluated": self.evaluated, "due": self.due or self.running is not None}
+
+    def restore(self, state: Mapping[str, Json]) -> None:
+        """Go back to `state`."""
+        self.evaluated, self.due = cast(int, state["evaluated"]), cast(bool, state["due"])
