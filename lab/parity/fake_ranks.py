@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
@@ -173,8 +174,8 @@ def _join_fake_ranks(case: Case, rank: int) -> Any:
     distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     # The mesh reads data, so it is made outside FakeTensorMode.
     if case.replicas > 1:
-        return distributed.init_device_mesh("cpu", (case.replicas, case.shards), mesh_dim_names=("replicate", "shard"))
-    return distributed.init_device_mesh("cpu", (case.shards,))
+        return init_device_mesh("cpu", (case.replicas, case.shards), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh("cpu", (case.shards,))
 
 
 def _policy_model(case: Case, mesh: Any) -> PolicyModel:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from offbeat.config import Config, examine
 from offbeat.config.toml_file import TomlFile, key_paths
-from offbeat.errors import ConfigError, RunError
-from offbeat.hub import model_directory
+from offbeat.errors import ConfigError, HubError, RunError
+from offbeat.hub import find_model, hub_name, model_directory
 from offbeat.reports.run import Run
 from offbeat.run.directory import RunDirectory, RunLock
 
@@ -244,13 +244,24 @@ def checked(
     from offbeat.preflight.checks import check_devices, preflight
 
     if gpus is None:
-        return _load(source, settings, overrides, also=preflight)
+        return _pinned(_load(source, settings, overrides, also=preflight))
     hardware = Hardware.parse(gpus)
 
     def problems(config: Config) -> list[str]:
         return preflight(config, here=False) or check_devices(config, hardware)
 
-    return _load(source, settings, overrides, also=problems)
+    return _pinned(_load(source, settings, overrides, also=problems))
+
+
+def _pinned(config: Config) -> Config:
+    """Return the configuration with the commit of a model of the hub as its revision."""
+    if hub_name(config.model.path) is None:
+        return config
+    try:
+        commit = find_model(config.model.path, config.model.revision).commit
+    except HubError as error:
+        raise ConfigError([f"model.path = {config.model.path!r}: {error}"]) from error
+    return config.model_copy(update={"model": config.model.model_copy(update={"revision": commit})})
 
 
 def _load(

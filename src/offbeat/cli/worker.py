@@ -1,5 +1,6 @@
 """`offbeat worker`: add a worker to a run, from any machine that reaches the run directory."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -70,7 +71,7 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
     from offbeat.errors import TaskError
     from offbeat.hub import model_directory
     from offbeat.rollout.prompt_leases import LocalPrompts, PerVersion, PromptLeases
-    from offbeat.run.build import RunContext, load_tokenizer, make_task, make_worker
+    from offbeat.run.build import RunContext, load_tokenizer, make_task, make_worker, start_engine
     from offbeat.scoring.pool import ScoringPool
     from offbeat.seeds import derive
     from offbeat.tasks.task import prompt_at
@@ -89,7 +90,7 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
         context.open_log(vocabulary, name) as log,
         ScoringPool.of(task, workers=config.task.scorers, memory_mib=config.task.memory_mib) as pool,
     ):
-        made, policies = make_worker(context, name, prompts, pool, log)
+        made, policies = make_worker(context, name, prompts, pool, log, partial(start_engine, config))
         with policies:
             asyncio.run(_work(made, groups))
         tally = made.tally

@@ -45,7 +45,7 @@ def plan_devices(config: Config, shape: ModelShape, hardware: Hardware) -> Devic
     advice = (
         f"nearest that fits: {nearest}" if nearest else f"nothing up to {MOST_NODES} nodes of 8x192 holds this model"
     )
-    raise CannotPlace(f"--gpus {hardware}: {found}; {advice}", nearest)
+    raise CannotPlace(f"GPUs {hardware}: {found}; {advice}", nearest)
 
 
 def find_nearest(config: Config, shape: ModelShape, hardware: Hardware) -> Nearest | None:

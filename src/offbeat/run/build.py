@@ -238,9 +238,17 @@ def _cadence(config: Config) -> Cadence:
 
 
 def make_worker(
-    context: RunContext, name: str, prompts: Prompts, scorer: Scorer, log: ExperienceLog
+    context: RunContext,
+    name: str,
+    prompts: Prompts,
+    scorer: Scorer,
+    log: ExperienceLog,
+    start: Callable[[], Awaitable[Engine]],
 ) -> tuple[Worker, Subscription]:
-    """Build a worker, and the subscription to the weight log that it reads from; close the subscription after it."""
+    """Build a worker, and the subscription to the weight log that it reads from; close the subscription after it.
+
+    `start` starts its engine: `start_engine` with the engine's place.
+    """
     config, tokenizer, settings = context.config, context.tokenizer, context.config.sampling
     model_dir = model_directory(config.model.path, config.model.revision)
     stops = stop_tokens(read_generation_config(model_dir), tokenizer)
@@ -251,7 +259,7 @@ def make_worker(
 
     maker = GroupMaker(config.group_size, sampling, decode, scorer)
     policies = Subscription.open(context.directory.weights, name=name)
-    return Worker(name, lambda: start_engine(config), policies, prompts, maker, log, _pace(config)), policies
+    return Worker(name, start, policies, prompts, maker, log, _pace(config)), policies
 
 
 def _pace(config: Config) -> Pace:

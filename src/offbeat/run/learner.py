@@ -4,10 +4,10 @@
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -16,6 +16,7 @@ from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.run.build import make_trainer
 from offbeat.run.directory import RunDirectory
+from offbeat.run.turns import SharedGpu, Turn
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, prompt_at
 from offbeat.trainer.checkpoint import Checkpoints
@@ -26,6 +27,9 @@ from offbeat.trainer.trainer import RefusedBatch, Trained, Trainer
 from offbeat.types import Group, Json, StepContext
 from offbeat.weights.probe import Probe, Sequences, probe_sequences
 from offbeat.weights.publisher import WeightLog
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def fixed_settings(config: Config) -> Json:
@@ -126,6 +130,8 @@ class LocalLearner:
     """The `Learner` of a run in one process. Each call runs in a thread, so that the workers continue meanwhile."""
 
     rank: RankLearner
+    gpu: SharedGpu | None = field(default=None, kw_only=True)
+    """If an engine shares the GPU, the trainer works only in its turn."""
 
     @property
     def step(self) -> int:
@@ -135,13 +141,17 @@ class LocalLearner:
         self.rank.checkpoints.check()
 
     async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
-        return await asyncio.to_thread(self.rank.train, groups, context)
+        return await self._call(self.rank.train, groups, context)
 
     async def publish(self, version: int) -> Mapping[str, Json]:
-        return await asyncio.to_thread(self.rank.publish, version)
+        return await self._call(self.rank.publish, version)
 
     async def save(self, state: Mapping[str, Json]) -> None:
-        await asyncio.to_thread(self.rank.save, state)
+        await self._call(self.rank.save, state)
 
     async def finish(self) -> None:
         await asyncio.to_thread(self.rank.checkpoints.wait)
+
+    async def _call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        async with self.gpu.take(Turn.TRAINER) if self.gpu else nullcontext():
+            return await asyncio.to_thread(method, *args, **kwargs)

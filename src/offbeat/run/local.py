@@ -2,17 +2,20 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from offbeat.config import Config
 from offbeat.events import EventKind
 from offbeat.experience.background import Maintenance
 from offbeat.experience.ledger import Ledger
+from offbeat.rollout.engine import Engine
 from offbeat.rollout.worker import Worker
-from offbeat.run.build import RunContext, make_loop, make_worker
+from offbeat.run.build import RunContext, make_loop, make_worker, start_engine
 from offbeat.run.desk import Desk
+from offbeat.run.devices import plan_here, shared_gpu
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.journal import record_failure
@@ -55,6 +58,7 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         config, place, enter = self.config, self.directory, self.stack.enter_context
+        self.plan = plan_here(config)
         self.context = RunContext.load(config, place)
         self.context.tokenizer.save_pretrained(place.tokenizer)
         self.rank = RankLearner.open(config, place, self.context.task, self.context.tokenizer, self.stack)
@@ -68,15 +72,22 @@ class LocalRun:
     async def run(self, started: Callable[[Loop], None] | None) -> Ledger:
         context, model = self.context, self.rank.trainer.policy_model.model
         evaluation = PolicyEvaluation(self.config, context.task, context.tokenizer, self.pool, model)
-        learner, saved = LocalLearner(self.rank), self.rank.restore()
+        saved = self.rank.restore()
+        self.gpu = shared_gpu(self.plan, self.rank.trainer, self.config.run.patience)
+        learner = LocalLearner(self.rank, gpu=self.gpu)
         loop = make_loop(context, self.log, self.journal, learner, self.make_member, evaluation, saved)
         if started is not None:
             started(loop)
-        self.journal.write(EventKind.ESTIMATED, learner.step, **self.rank.estimate())
+        devices = {} if self.plan is None else {"devices": str(self.plan)}
+        self.journal.write(EventKind.ESTIMATED, learner.step, **self.rank.estimate(), **devices)
         return await loop.run()
 
     def make_member(self, name: str, desk: Desk) -> "LocalMember":
-        worker, policies = make_worker(self.context, name, desk, self.pool, self.log)
+        place = self.plan.engines[int(name.removeprefix("worker "))] if self.plan else None
+        start: Callable[[], Awaitable[Engine]] = partial(start_engine, self.config, place)
+        if self.gpu is not None:
+            start = partial(self.gpu.start, start)
+        worker, policies = make_worker(self.context, name, desk, self.pool, self.log, start)
         return LocalMember(worker, policies)
 
 

@@ -15,7 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, cast
 
 import ray
@@ -24,10 +25,11 @@ from ray.actor import ActorHandle
 
 from offbeat.config import Config
 from offbeat.hub import model_directory
+from offbeat.placement.plan import DevicePlan
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.prompt_leases import PromptLease
 from offbeat.rollout.worker import Worker
-from offbeat.run.build import RunContext, make_task, make_worker
+from offbeat.run.build import RunContext, make_task, make_worker, start_engine
 from offbeat.run.directory import RunDirectory
 from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.learner import RankLearner
@@ -86,8 +88,11 @@ class RemoteScoring:
 class RankActor:
     """One rank of the trainer. All ranks get the same calls in the same order and return when the work is done."""
 
-    def __init__(self, config: Config, directory: RunDirectory, rank: int, scoring: RemoteScoring) -> None:
+    def __init__(
+        self, config: Config, directory: RunDirectory, rank: int, scoring: RemoteScoring, plan: DevicePlan | None
+    ) -> None:
         self._config, self._directory, self._rank, self._scoring = config, directory, rank, scoring
+        self._plan = plan
         self._stack = ExitStack()
         self._served: HfEngine | None = None
         self._listener: Listener | None = None
@@ -114,6 +119,9 @@ class RankActor:
                 device=device,
                 places=places,
             )
+            if self._plan is not None:
+                nodes = ranks.nodes if self._plan.replicas > 1 else ()
+                ranks = replace(ranks, nodes=nodes, reduce="once" if self._plan.reduce_once else "scatter")
         self._context = RunContext.load(config, self._directory)
         task, tokenizer = self._context.task, self._context.tokenizer
         self._learner = RankLearner.open(config, self._directory, task, tokenizer, self._stack, ranks)
@@ -200,7 +208,9 @@ class WorkerActor:
         """Work until stopped."""
         context = RunContext.load(self._config, self._directory)
         with context.open_log(self._vocab_size, f"{self._name} {os.getpid()}") as log:
-            worker, policies = make_worker(context, self._name, self, self._scoring, log)
+            worker, policies = make_worker(
+                context, self._name, self, self._scoring, log, partial(start_engine, self._config)
+            )
             with policies:
                 self._worker = worker
                 await worker.run()

@@ -24,6 +24,7 @@ from offbeat.experience.background import Maintenance
 from offbeat.experience.ledger import Ledger
 from offbeat.run.build import RunContext, make_loop
 from offbeat.run.desk import Desk
+from offbeat.run.devices import plan_run
 from offbeat.run.directory import RunDirectory
 from offbeat.run.fleet import Fleet
 from offbeat.run.journal import Journal
@@ -38,6 +39,7 @@ from offbeat.run.ray.actors import (
     WorkerActor,
 )
 from offbeat.run.ray.driver import ClusterLearner, RemoteMember, keep_pool_alive
+from offbeat.run.ray.placement import Reservation, cluster_hardware
 from offbeat.types import Json
 
 OBJECT_STORE_BYTES: Final = 512 << 20
@@ -112,6 +114,7 @@ class RunAttempt:
     _learner: ClusterLearner | None = None
     _scoring: list[RemoteScoring] = field(default_factory=list)
     _workers_made: int = 0
+    _reserved: Reservation | None = None
 
     @property
     def step(self) -> int:
@@ -131,7 +134,9 @@ class RunAttempt:
                 loop = make_loop(context, log, self.journal, learner, self._make_member, learner.evaluate, saved)
                 if started is not None:
                     started(loop)
-                self.journal.write(EventKind.ESTIMATED, learner.step, **cast(dict[str, Json], details["estimate"]))
+                devices = {"devices": str(self._reserved.plan)} if self._reserved else {}
+                estimate = cast(dict[str, Json], details["estimate"])
+                self.journal.write(EventKind.ESTIMATED, learner.step, **estimate, **devices)
                 tasks = self._watch(loop.fleet)
                 return await loop.run()
         finally:
@@ -140,14 +145,19 @@ class RunAttempt:
             await learner.close()
             for scoring in self._scoring:
                 ray.kill(scoring.actor)
+            if self._reserved is not None:
+                self._reserved.release()
 
     def _start_actors(self) -> ClusterLearner:
         config = self.config
-        self._gpus = int(any(node["Resources"].get("GPU") for node in ray.nodes()))  # type: ignore[no-untyped-call]
+        plan = plan_run(config, cluster_hardware())
+        self._reserved = Reservation.make(plan) if plan else None
         pool = _actor(ScoringActor, max_restarts=-1, max_task_retries=-1)
         self._scoring = [RemoteScoring(pool.remote(config)) for _ in range(config.cluster.scoring)]
-        rank = _actor(RankActor, num_gpus=self._gpus)
-        ranks = [rank.remote(config, self.directory, i, self._scoring[0]) for i in range(config.trainer.ranks)]
+        ranks = []
+        for i in range(config.trainer.ranks):
+            rank = _actor(RankActor, **(self._reserved.for_rank(i) if self._reserved else {}))
+            ranks.append(rank.remote(config, self.directory, i, self._scoring[0], plan))
         self._learner = ClusterLearner(ranks, config.run.silence, config.run.patience, self.journal)
         self._learner.watch()
         return self._learner
@@ -165,13 +175,16 @@ class RunAttempt:
         return tasks
 
     def _make_member(self, name: str, desk: Desk) -> RemoteMember:
-        """Start a worker: on the node that its name begins with, or anywhere if it names none."""
-        node = name.split("/")[0] if "/" in name else ""
-        where: Any = NodeAffinitySchedulingStrategy(node, soft=False) if node else "SPREAD"
+        """Start a worker: in its reserved place, or on the node that its name begins with."""
+        options: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
+        if "/" in name:
+            options = {"scheduling_strategy": NodeAffinitySchedulingStrategy(name.split("/")[0], soft=False)}
+            options |= {"num_gpus": self.config.engine.tensor_parallel} if self._reserved else {}
+        elif self._reserved:
+            options = self._reserved.for_engine(int(name.removeprefix("worker ")))
         scoring = self._scoring[self._workers_made % len(self._scoring)]
         self._workers_made += 1
-        make = _actor(WorkerActor, num_gpus=self._gpus, scheduling_strategy=where)
-        actor = make.remote(name, self.config, self.directory, self._vocab_size, scoring)
+        actor = _actor(WorkerActor, **options).remote(name, self.config, self.directory, self._vocab_size, scoring)
         return RemoteMember(name, actor, desk, self.config.run.silence)
 
     async def _follow_nodes(self, fleet: Fleet) -> None:

@@ -1,0 +1,60 @@
+"""The device plan of a run on the GPUs at hand, and what this process does to follow it."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from offbeat.config import Config
+from offbeat.errors import ModelUnreadable
+from offbeat.hub import model_directory
+from offbeat.placement.hardware import Hardware
+from offbeat.placement.nearest import plan_devices
+from offbeat.placement.plan import DevicePlan
+from offbeat.placement.shape import ModelShape
+from offbeat.run.turns import SharedGpu, Turn
+from offbeat.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def plan_run(config: Config, hardware: Hardware | None) -> DevicePlan | None:
+    """Return the plan; None without a GPU, or for a model whose memory cannot be estimated.
+
+    Raises `CannotPlace` if the run does not fit.
+    """
+    if hardware is None:
+        return None
+    try:
+        shape = ModelShape.read(model_directory(config.model.path, config.model.revision))
+    except ModelUnreadable as error:
+        logger.warning("no device plan: %s; the trainer and every engine take the first GPUs that they find", error)
+        return None
+    return plan_devices(config, shape, hardware)
+
+
+def plan_here(config: Config) -> DevicePlan | None:
+    """Plan a run on this machine, and make the trainer's GPU the one that torch uses in this process."""
+    plan = plan_run(config, Hardware.detect())
+    if plan is not None:
+        torch.cuda.set_device(plan.ranks[0][1])
+    return plan
+
+
+def shared_gpu(plan: DevicePlan | None, trainer: Trainer, patience: float) -> SharedGpu | None:
+    """Return the GPU that trainer and engine share in turns; None if each has a GPU or memory for itself."""
+    if plan is None or not any(engine.sleeps for engine in plan.engines):
+        return None
+    return SharedGpu(_mover(plan, trainer), patience)
+
+
+def _mover(plan: DevicePlan, trainer: Trainer) -> Callable[[Turn], None]:
+    device = trainer.policy_model.device
+
+    def move(turn: Turn) -> None:
+        if plan.offloads:
+            trainer.optimizer.move("cpu" if turn is Turn.ENGINE else device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what torch keeps for itself is missing in the engine's turn
+
+    return move
