@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -82,8 +81,11 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
-    with patch.object(nn.Module, "register_parameter", register_on_meta):
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
+    try:
         yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def allocate(policy_model: PolicyModel, device: torch.device) -> None:
