@@ -194,7 +194,7 @@ def _by_parameter(
         if merged is not None:
             raise UnsupportedModel(
                 f"{type(model).__name__} merges tensors of its files ({key}) while it loads, and several ranks cannot "
-                "do that slice by slice yet; set trainer.ranks = 1, or save it merged"
+                "do that slice by slice; set trainer.ranks = 1, or use a model without experts"
             )
         quantized = tensor.dtype.itemsize < 2 or not tensor.dtype.is_floating_point
         if quantized and name in known and known[name].is_floating_point():
