@@ -24,7 +24,10 @@ from offbeat.types import Json
 
 _FILE: Final = "file:"
 EXTRAS: Final = (
-    dict.fromkeys(["datasets", "lance", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"], "train")
+    dict.fromkeys(
+        ["datasets", "huggingface_hub", "lance", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"],
+        "train",
+    )
     | dict.fromkeys(["math_verify", "reasoning_gym", "sympy"], "math")
     | {name: name for name in ("ray", "tensorboard", "trackio", "vllm", "wandb")}
     | {"jinja2": "report"}

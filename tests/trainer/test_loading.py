@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from lab.fixtures.ranks import run_ranks
 from lab.fixtures.small_trainer import small_model
@@ -19,6 +19,7 @@ from offbeat.trainer.loading import PIECE_BYTES, StoredTensor, allocate, empty_m
 from offbeat.types import Json
 
 WEIGHTS = "model.safetensors"
+TINY = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
 def load(directory: Path) -> PolicyModel:
@@ -66,9 +67,11 @@ def test_a_model_in_several_files_equals_a_dense_load(tmp_path: Path) -> None:
     assert_equal_to_dense(tmp_path)
 
 
-def test_an_architecture_with_persistent_names_of_its_own_equals_a_dense_load(tmp_path: Path) -> None:
-    sizes = {"vocab_size": 50, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
-    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path)
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "gemma3_text", "phi3", "olmo2", "gpt_neox", "gpt2"])
+def test_other_architectures_equal_a_dense_load(tmp_path: Path, kind: str) -> None:
+    sizes = {**TINY, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = AutoConfig.for_model(kind, **sizes)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
     assert_equal_to_dense(tmp_path)
 
 
@@ -137,9 +140,6 @@ def test_several_parts_make_no_parameter_outside_the_meta_device(untied: Path) -
     assert all(parameter.is_meta and parameter.dtype == torch.float32 for parameter in model.parameters())
     assert not any(buffer.is_meta for buffer in model.buffers())
     assert all(not parameter.is_meta for parameter in LlamaForCausalLM(LlamaConfig(**TINY)).parameters())
-
-
-TINY = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
 def sharded_start(ranks: Ranks, directories: list[str]) -> Json:

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from lab.fixtures.ranks import run_ranks
 from lab.fixtures.small_trainer import one_step_each, small_batch, small_trainer, steps_with_checkpoints
 from offbeat.trainer.checkpoint import Checkpoints
-from offbeat.trainer.fsdp import Ranks, by_node, serving_state
+from offbeat.trainer.fsdp import Ranks, by_node, serving_state, transformer_blocks
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import Json
 
@@ -101,6 +102,31 @@ def refused_then_trained(ranks: Ranks, reduce: Reduce) -> Json:
 def test_a_refused_batch_leaves_no_gradient_behind_for_the_next_one(reduce: Reduce) -> None:
     alone, [sharded, *_] = refused_then_trained(Ranks(), reduce), run_ranks(refused_then_trained, 4, (reduce,))
     assert torch.allclose(torch.tensor(alone), torch.tensor(sharded), rtol=1e-5, atol=1e-6)
+
+
+def collectives(ranks: Ranks, reduce: Reduce) -> Json:
+    """Count what one update of several micro-batches sends: reduce-scatters, and all-reduces of gradients."""
+    torch.set_num_threads(1)
+    ranks = replace(ranks, nodes=TWO_NODES, reduce=reduce)
+    trainer = small_trainer(ranks=ranks, sharded=True)
+    trainer.settings = replace(trainer.settings, updates_per_batch=1)
+    groups = [*transformer_blocks(trainer.policy_model), trainer.policy_model]
+    scatter, reduce_all = torch.distributed.reduce_scatter_single, torch.distributed.all_reduce
+    with (
+        patch("torch.distributed.reduce_scatter_single", side_effect=scatter) as scatters,
+        patch("torch.distributed.all_reduce", side_effect=reduce_all) as all_reduces,
+    ):
+        assert isinstance(trainer.train(small_batch(0, groups=11)), Trained)
+    gradients = [call for call in all_reduces.call_args_list if call.kwargs.get("group") is not ranks.group]
+    return [scatters.call_count / len(groups), len(gradients) / len(groups)]
+
+
+@pytest.mark.engine
+def test_gradients_cross_nodes_once_per_update() -> None:
+    [scattered, crossed], *_ = cast(list[list[float]], run_ranks(collectives, 4, ("scatter",)))
+    assert scattered > 1, "within a node after every micro-batch"
+    assert crossed == 1
+    assert run_ranks(collectives, 4, ("once",)) == [[1, 1]] * 4
 
 
 def test_ranks_that_do_not_fill_their_nodes_evenly_share_one_mesh() -> None:

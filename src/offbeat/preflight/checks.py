@@ -57,11 +57,14 @@ def _check_model(config: Config) -> tuple[ModelFiles | None, list[str]]:
         return None, [f"model.path = {path!r} is not a directory; {_suggest_model(Path(path))}"]
     if hub_name(path) is None and revision is not None:
         return None, [f"model.revision = {revision!r} has no effect: model.path is a directory; remove it"]
+    if hub_name(path) is not None and missing_modules(["huggingface_hub"]):
+        install = install_command("train")
+        return None, [f"model.path = {path!r} is not a directory, and hub names need huggingface_hub: {install}"]
     try:
         files = model_files(config)
     except HubError as error:
         return None, [f"model.path = {path!r}: {error}"]
-    problems = files.problems()
+    problems = [problem.replace(str(files.path), path) for problem in files.problems()]
     return (None if problems else files), problems
 
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -86,8 +85,11 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
-    with patch.object(nn.Module, "register_parameter", register_on_meta):
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
+    try:
         yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def allocate(policy_model: PolicyModel, device: torch.device) -> None:
@@ -196,7 +198,7 @@ def _by_parameter(
         if merged is not None:
             raise UnsupportedModel(
                 f"{type(model).__name__} merges tensors of its files ({key}) while it loads, and several ranks cannot "
-                "do that slice by slice yet; set trainer.ranks = 1, or save it merged"
+                "do that slice by slice; set trainer.ranks = 1, or use a model without experts"
             )
         quantized = tensor.dtype.itemsize < 2 or not tensor.dtype.is_floating_point
         if quantized and name in known and known[name].is_floating_point():
