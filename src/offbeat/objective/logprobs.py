@@ -73,18 +73,19 @@ class _ChunkedTokenStats(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = torch.empty(token_ids.shape, dtype=dtype, device=hidden.device)
-        entropies, normalizers = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        entropies = torch.empty_like(logprobs)
+        largest, top = (logprobs.new_empty(len(logprobs), 1) for _ in range(2))
         for start in range(0, len(token_ids), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
             logits = _logits(hidden[rows], head, bias, temperature)
             log_p = torch.log_softmax(logits, -1)
             if any(ctx.needs_input_grad):
-                largest, index = logits.max(-1, keepdim=True)
-                normalizers[rows] = (largest - log_p.gather(-1, index)).squeeze(-1)
+                largest[rows], index = logits.max(-1, keepdim=True)
+                top[rows] = log_p.gather(-1, index)
             del logits
             logprobs[rows] = log_p.gather(-1, token_ids[rows, None]).squeeze(-1)
             entropies[rows] = -_expected(log_p, log_p.exp())
-        ctx.save_for_backward(hidden, head, bias, token_ids, entropies, normalizers)
+        ctx.save_for_backward(hidden, head, bias, token_ids, entropies, largest, top)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         ctx.set_materialize_grads(False)
         return logprobs, entropies
@@ -92,7 +93,7 @@ class _ChunkedTokenStats(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_logprobs, grad_entropies = grads
-        hidden, head, bias, token_ids, entropies, normalizers = ctx.saved_tensors
+        hidden, head, bias, token_ids, entropies, largest, top = ctx.saved_tensors
         need_hidden, need_head, need_bias = ctx.needs_input_grad[:3]
         # A sum over blocks, so in float32 even if the states are bfloat16.
         grad_hidden = torch.zeros_like(hidden, dtype=entropies.dtype) if need_hidden else None
@@ -102,7 +103,8 @@ class _ChunkedTokenStats(torch.autograd.Function):
         for start in range(0, len(head), size):
             block = slice(start, start + size)
             log_p = _logits(hidden, head[block], None if bias is None else bias[block], ctx.temperature)
-            log_p -= normalizers[:, None]
+            # In this order: subtracting the rounded logarithm of the sum of exponentials would lose a digit.
+            log_p.sub_(largest).add_(top)
             grad_logits = _grad_logits(log_p, token_ids - start, grad_logprobs, grad_entropies, entropies)
             grad_logits /= ctx.temperature
             if grad_bias is not None:
