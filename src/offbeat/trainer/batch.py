@@ -70,8 +70,7 @@ class Batch:
     def fresh_B(self) -> Tensor:
         """True for groups that this run's policy wrote and that are not drawn from the past."""
         published, replayed = self.context.published, self.context.replayed
-        ours = [published is None or group.oldest_version is not None for group in self.groups]
-        fresh = [group.id not in replayed and own for group, own in zip(self.groups, ours, strict=True)]
+        fresh = [g.id not in replayed and (published is None or g.oldest_version is not None) for g in self.groups]
         return torch.tensor(fresh, dtype=torch.bool)
 
     def ids(self, chosen_B: Tensor) -> tuple[str, ...]:
