@@ -93,6 +93,21 @@ def test_a_token_of_probability_zero_leaves_entropy_and_gradient_finite() -> Non
     assert stats.entropies.isfinite().all() and hidden.grad is not None and hidden.grad.isfinite().all()
 
 
+def test_a_masked_token_leaves_every_block_of_the_backward_pass_finite() -> None:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(6, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    head = torch.randn(9, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    bias = torch.zeros(9, dtype=torch.float64)
+    bias[[0, 7, 8]] = -torch.inf
+    ids = torch.tensor([1, 2, 3, 4, 5, 6])
+    expected, found = [], []
+    for chunk, gradients in ((6, expected), (1, found)):
+        stats = token_stats(hidden, head, ids, bias=bias, chunk_tokens=chunk)
+        gradients += torch.autograd.grad((stats.logprobs + stats.entropies).sum(), (hidden, head))
+    for one, other in zip(expected, found, strict=True):
+        assert one.isfinite().all() and torch.allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
 def test_shapes_that_do_not_match_are_refused() -> None:
     with pytest.raises(ValueError, match="do not match token ids"):
         token_stats(torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(2, dtype=torch.long))

@@ -1,7 +1,8 @@
 """Token log-probs and entropies from hidden states, without a full-vocabulary logits tensor.
 
 At vocabulary 49,152 the logits of 4,096 tokens take more memory than a 135M-parameter model. Here they exist for one
-chunk of tokens at a time, in the forward pass and, recomputed, in the backward pass.
+chunk of tokens at a time in the forward pass. The backward pass computes them again, for all tokens and one block of
+the vocabulary at a time, so that it writes each part of the head's gradient once.
 """
 
 from typing import Any, NamedTuple
@@ -46,15 +47,15 @@ def token_stats(
     return TokenStats(logprobs.view(shape), entropies.view(shape))
 
 
-def _log_softmax(hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """Return log-probs in at least float32, whatever dtype the matrix product has."""
+def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """Return logits in at least float32, whatever dtype the matrix product has."""
     logits = hidden @ head.T
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if bias is not None:
         logits += bias
     if temperature != 1.0:
         logits /= temperature
-    return torch.log_softmax(logits, -1)
+    return logits
 
 
 class _ChunkedTokenStats(torch.autograd.Function):
@@ -73,12 +74,18 @@ class _ChunkedTokenStats(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = torch.empty(token_ids.shape, dtype=dtype, device=hidden.device)
         entropies = torch.empty_like(logprobs)
+        largest, top = (logprobs.new_empty(len(logprobs), 1) for _ in range(2))
         for start in range(0, len(token_ids), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            log_p = _log_softmax(hidden[rows], head, bias, temperature)
+            logits = _logits(hidden[rows], head, bias, temperature)
+            log_p = torch.log_softmax(logits, -1)
+            if any(ctx.needs_input_grad):
+                largest[rows], index = logits.max(-1, keepdim=True)
+                top[rows] = log_p.gather(-1, index)
+            del logits
             logprobs[rows] = log_p.gather(-1, token_ids[rows, None]).squeeze(-1)
             entropies[rows] = -_expected(log_p, log_p.exp())
-        ctx.save_for_backward(hidden, head, bias, token_ids, entropies)
+        ctx.save_for_backward(hidden, head, bias, token_ids, entropies, largest, top)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         ctx.set_materialize_grads(False)
         return logprobs, entropies
@@ -86,41 +93,43 @@ class _ChunkedTokenStats(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_logprobs, grad_entropies = grads
-        hidden, head, bias, token_ids, entropies = ctx.saved_tensors
+        hidden, head, bias, token_ids, entropies, largest, top = ctx.saved_tensors
         need_hidden, need_head, need_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        # Sums over many chunks, so in float32 even if the head is bfloat16.
-        grad_head = torch.zeros_like(head, dtype=entropies.dtype) if need_head else None
-        grad_bias = torch.zeros_like(bias, dtype=entropies.dtype) if need_bias else None
-        for start in range(0, len(token_ids), ctx.chunk_tokens):
-            rows = slice(start, start + ctx.chunk_tokens)
-            log_p = _log_softmax(hidden[rows], head, bias, ctx.temperature)
-            grad_logits = _grad_logits(
-                log_p,
-                token_ids[rows],
-                None if grad_logprobs is None else grad_logprobs[rows],
-                None if grad_entropies is None else grad_entropies[rows],
-                entropies[rows],
-            )
+        # A sum over blocks, so in float32 even if the states are bfloat16.
+        grad_hidden = torch.zeros_like(hidden, dtype=entropies.dtype) if need_hidden else None
+        grad_head = torch.empty_like(head) if need_head else None
+        grad_bias = torch.empty_like(bias) if need_bias else None
+        size = _block_size(len(head), len(token_ids), ctx.chunk_tokens)
+        for start in range(0, len(head), size):
+            block = slice(start, start + size)
+            log_p = _logits(hidden, head[block], None if bias is None else bias[block], ctx.temperature)
+            # In this order: subtracting the rounded logarithm of the sum of exponentials would lose a digit.
+            log_p.sub_(largest).add_(top)
+            grad_logits = _grad_logits(log_p, token_ids - start, grad_logprobs, grad_entropies, entropies)
             grad_logits /= ctx.temperature
             if grad_bias is not None:
-                grad_bias += grad_logits.sum(0)
+                grad_bias[block] = grad_logits.sum(0)
             grad_logits = grad_logits.to(hidden.dtype)
             if grad_hidden is not None:
-                torch.mm(grad_logits, head, out=grad_hidden[rows])
-            if grad_head is not None:
-                if grad_head.dtype == hidden.dtype:
-                    grad_head.addmm_(grad_logits.T, hidden[rows])
+                if grad_hidden.dtype == hidden.dtype:
+                    grad_hidden.addmm_(grad_logits, head[block])
                 else:
-                    grad_head += grad_logits.T @ hidden[rows]
-        return (
-            grad_hidden,
-            None if grad_head is None else grad_head.to(head.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+                    grad_hidden += grad_logits @ head[block]
+            if grad_head is not None:
+                torch.mm(grad_logits.T, hidden, out=grad_head[block])
+        return (None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_head, grad_bias, None, None, None)
+
+
+def _block_size(vocabulary: int, tokens: int, chunk_tokens: int) -> int:
+    """Return how much of the vocabulary fits for all tokens into the memory of a chunk with the whole vocabulary.
+
+    Matrix products on GPUs are faster if it is a multiple of 128.
+
+    >>> _block_size(49_152, 512, 512), _block_size(49_152, 4_000, 512)
+    (49152, 6272)
+    """
+    size = max(1, vocabulary * chunk_tokens // max(tokens, chunk_tokens))
+    return size if size < 128 or size == vocabulary else size - size % 128
 
 
 def _expected(values: Tensor, probabilities: Tensor) -> Tensor:
@@ -129,9 +138,9 @@ def _expected(values: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def _grad_logits(
-    log_p: Tensor, token_ids: Tensor, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, entropies: Tensor
+    log_p: Tensor, index: Tensor, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, entropies: Tensor
 ) -> Tensor:
-    """∂log p_y/∂z = 1_y - p and ∂H/∂z = -p (log p + H). Overwrites `log_p`."""
+    """∂log p_y/∂z = 1_y - p and ∂H/∂z = -p (log p + H), for a block in which y has this index. Overwrites `log_p`."""
     p = log_p.exp()
     if grad_entropies is None:
         grad = log_p.zero_()
@@ -139,5 +148,7 @@ def _grad_logits(
         grad = log_p.add_(entropies[:, None]).mul_(p).nan_to_num_(nan=0.0).mul_(-grad_entropies[:, None])
     if grad_logprobs is not None:
         grad -= p.mul_(grad_logprobs[:, None])
-        grad.scatter_add_(-1, token_ids[:, None], grad_logprobs[:, None].to(grad.dtype))
+        inside = (index >= 0) & (index < grad.shape[1])
+        index = index.clamp(0, grad.shape[1] - 1)
+        grad.scatter_add_(-1, index[:, None], (grad_logprobs * inside)[:, None].to(grad.dtype))
     return grad

@@ -69,14 +69,9 @@ class Batch:
     @property
     def fresh_B(self) -> Tensor:
         """True for groups that this run's policy wrote and that are not drawn from the past."""
-        context = self.context
-        return torch.tensor(
-            [
-                group.id not in context.replayed and (context.published is None or group.oldest_version is not None)
-                for group in self.groups
-            ],
-            dtype=torch.bool,
-        )
+        published, replayed = self.context.published, self.context.replayed
+        fresh = [g.id not in replayed and (published is None or g.oldest_version is not None) for g in self.groups]
+        return torch.tensor(fresh, dtype=torch.bool)
 
     def ids(self, chosen_B: Tensor) -> tuple[str, ...]:
         """Return the ids of the chosen groups."""
