@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-ORPHAN_GRACE: Final = 10.0
-"""Seconds between the owner's death and the SIGKILL of what is left."""
+ORPHAN_GRACE: Final = 5.0
+"""Seconds between the owner's death and the SIGKILL of what is left. An orphaned engine core rarely ends sooner: vLLM
+waits for its last messages to be read."""
 _watched: set[tuple[int, int]] = set()
 
 

@@ -1,0 +1,96 @@
+"""Processes of an engine end with their owner, whatever the shape of the tree and whenever it is killed."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.fixtures.tiny_model import save_llama
+from lab.torture.engine_owner import LIMIT, SHAPES, kill_owner, session
+from offbeat.rollout.vllm_owner import OwnerTie, live_with, start_time
+
+TREE = """
+import multiprocessing, signal, sys, time
+from offbeat.rollout import vllm_owner
+
+vllm_owner.ORPHAN_GRACE = 1.0
+context = multiprocessing.get_context("spawn")
+
+class Slow:
+    def __reduce__(self):
+        return time.sleep, (2,)
+
+def worker(tie):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    time.sleep(600)
+
+def core(slow, tie, workers):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as vLLM's core does during its start
+    for _ in range(workers):
+        context.Process(target=worker, args=(tie,)).start()
+    if not workers:
+        print("ready", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    workers, race = int(sys.argv[1]), sys.argv[2] == "race"
+    context.Process(target=core, args=(Slow() if race else None, vllm_owner.OwnerTie(), workers)).start()
+    if race:
+        print("ready\\n" * max(1, workers), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2], ids=["uni", "mp", "two workers"])
+@pytest.mark.parametrize("moment", ["running", "race"])
+def test_a_tree_that_ignores_sigterm_ends_with_its_owner(tmp_path: Path, workers: int, moment: str) -> None:
+    """In the race, the owner dies before its child has unpickled the tie."""
+    script = tmp_path / "tree.py"
+    script.write_text(textwrap.dedent(TREE), encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, str(script), str(workers), moment],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as owner:
+        assert owner.stdout is not None
+        for _ in range(max(1, workers)):
+            assert owner.stdout.readline() == "ready\n"
+        assert len(session(owner.pid)) >= 1 + (workers if moment == "running" else 0)
+        owner.kill()
+    deadline = time.monotonic() + LIMIT
+    while session(owner.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not session(owner.pid)
+
+
+def test_the_tie_does_nothing_in_the_owner_itself() -> None:
+    tie = OwnerTie()
+    assert copy.deepcopy({"offbeat": tie})["offbeat"].owner == tie.owner
+    assert pickle.loads(pickle.dumps(tie)).owner == (os.getpid(), start_time(os.getpid()))
+
+
+def test_a_pid_that_now_belongs_to_another_process_is_not_the_owner() -> None:
+    child = os.fork()
+    if child == 0:
+        live_with(os.getppid(), start_time(os.getppid()) - 1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == 9
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("shape", "moment"), [("uni", "generate"), ("mp2", "idle"), ("mp", "start")])
+def test_the_real_engine_ends_with_its_owner(tmp_path: Path, shape: str, moment: str) -> None:
+    save_llama(tmp_path, tied=True, heads=4)
+    kill = kill_owner(tmp_path, shape, moment, delay=4.0 if moment == "start" else 0.1)
+    size, _ = SHAPES[shape]
+    assert kill.left == 0 and kill.processes >= (1 if shape == "uni" or moment == "start" else 1 + size)
