@@ -42,6 +42,17 @@ def test_a_late_finish_removes_the_prompt_from_the_queue() -> None:
     assert [lease.group_id for lease in leases.take(1, 12.0, "b", 0)] == ["r-1"]
 
 
+def test_a_renewed_lease_lasts_and_one_that_went_to_another_worker_is_reported() -> None:
+    leases = PromptLeases(prompt_at, name="r", seed=0, seconds=10)
+    leases.take(2, 0.0, "slow", 0)
+    assert leases.renew(["r-0"], 8.0, "slow") == []
+    assert [late.group_id for late in leases.expire(12.0)] == ["r-1"]
+    leases.take(1, 12.0, "other", 0)
+    assert leases.renew(["r-0", "r-1"], 17.0, "slow") == ["r-1"]
+    assert {lease.group_id: lease.deadline for lease in leases.out} == {"r-0": 27.0, "r-1": 22.0}
+    assert leases.renew(["r-0"], 30.0, "slow") == ["r-0"], "too late"
+
+
 class LeaseMachine(RuleBasedStateMachine):
     """At any time, a prompt is leased, queued, or answered."""
 
@@ -74,6 +85,14 @@ class LeaseMachine(RuleBasedStateMachine):
             group_id = which.draw(st.sampled_from(sorted(self.seen)))
             self.leases.give_back([group_id])
             self.held.pop(group_id, None)
+
+    @rule(by=st.sampled_from("abc"))
+    def renew(self, by: str) -> None:
+        self.drop_overdue()
+        mine = [key for key, lease in self.held.items() if lease.by == by]
+        assert self.leases.renew(mine, self.now, by) == []
+        self.held |= {lease.group_id: lease for lease in self.leases.out if lease.group_id in mine}
+        assert all(self.held[key].deadline == self.now + 5 for key in mine)
 
     @rule(seconds=st.floats(0, 4))
     def wait(self, seconds: float) -> None:

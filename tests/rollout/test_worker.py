@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +19,9 @@ from offbeat.experience.ledger import Fate
 from offbeat.experience.log import ExperienceLog
 from offbeat.rollout.engine import Engine, Request, Sampling
 from offbeat.rollout.generation import GroupMaker
-from offbeat.rollout.prompt_leases import LocalPrompts, PromptLeases
+from offbeat.rollout.prompt_leases import EvaluationSampling, LocalPrompts, PromptLease, PromptLeases
 from offbeat.rollout.worker import Pace, Status, Worker
-from offbeat.types import Prompt, Score, Unscorable
+from offbeat.types import Completion, Group, Prompt, Score, Unscorable
 from offbeat.weights.probe import Probe
 
 VOCABULARY = 16
@@ -67,12 +69,16 @@ class Setup:
     engines: Iterator[ScriptedEngine]
     policies: Policies = field(default_factory=Policies)
     pace: Pace = QUICK
+    lease_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        self.leases = PromptLeases(lambda i: Prompt(f"p{i}", [i % VOCABULARY], "t"), name="r", seed=0, seconds=60)
+        self.leases = PromptLeases(
+            lambda i: Prompt(f"p{i}", [i % VOCABULARY], "t"), name="r", seed=0, seconds=self.lease_seconds
+        )
+        self.prompts = LocalPrompts(self.leases)
         decode = lambda ids: "".join(chr(97 + token) for token in ids if token != 1)  # noqa: E731
         maker = GroupMaker(4, Sampling(8, (1,)), decode, Graders())
-        self.worker = Worker("w", self.engine, self.policies, LocalPrompts(self.leases), maker, self.log, self.pace)
+        self.worker = Worker("w", self.engine, self.policies, self.prompts, maker, self.log, self.pace)
 
     async def engine(self) -> Engine:
         return next(self.engines)
@@ -161,11 +167,84 @@ def test_engines_that_die_repeatedly_end_the_worker(log: ExperienceLog) -> None:
     assert not setup.leases.out and setup.worker.tally.starts == 3
 
 
-def test_an_engine_that_is_stuck_is_replaced(log: ExperienceLog) -> None:
-    pace = Pace(lanes=1, poll_seconds=0.005, call_seconds=0.1)
-    setup = Setup(log, iter([healthy(takes=slow(60)), healthy()]), pace=pace)
-    asyncio.run(setup.work_until(lambda: setup.worker.tally.groups >= 2))
-    assert "waited 0.1 s for 1 groups from worker w" in setup.worker.tally.notices[0]
+def test_a_completion_ten_times_slower_than_its_lease_loses_no_engine_and_is_generated_once(log: ExperienceLog) -> None:
+    calls: Counter[str] = Counter()
+
+    async def takes(request: Request) -> None:
+        calls[request.id] += 1
+        await asyncio.sleep(2.0 if request.id == "r-0" else 0.01)
+
+    setup = Setup(log, iter([healthy(takes=takes)]), pace=Pace(lanes=2, poll_seconds=0.05), lease_seconds=0.2)
+    asyncio.run(setup.work_until(lambda: any(group.id == "r-0" for group in log.groups())))
+    assert setup.worker.tally.starts == 1 and calls["r-0"] == 1 and not setup.worker.tally.notices
+    order = [group.id for group in log.groups()]
+    assert order.index("r-0") > 10, "other groups flow meanwhile"
+
+
+def test_a_completion_that_hangs_in_an_engine_that_answers_is_cancelled_and_the_engine_is_kept(
+    log: ExperienceLog,
+) -> None:
+    hangs = iter([60.0])
+    engine = healthy(takes=lambda request: asyncio.sleep(next(hangs, 0.0) if request.id == "r-0" else 0.0))
+    setup = Setup(log, iter([engine]), pace=Pace(poll_seconds=0.005, call_seconds=2))
+    asyncio.run(setup.work_until(lambda: any(group.id == "r-0" for group in log.groups())))
+    [notice] = setup.worker.tally.notices
+    assert "waited 2 s for r-0 on worker w" in notice and "the engine answers and is kept" in notice
+    assert setup.worker.tally.starts == 1
+    log.ledger().check()
+
+
+class Silent(ScriptedEngine):
+    """Does not answer for half a second after a generate call begins, which never ends."""
+
+    quiet_until = 0.0
+
+    async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
+        self.quiet_until = time.monotonic() + 0.5
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    async def health(self) -> None:
+        await asyncio.sleep(max(0.0, self.quiet_until - time.monotonic()))
+
+
+def test_a_worker_whose_engine_does_not_answer_renews_nothing_and_says_so(log: ExperienceLog) -> None:
+    engine = Silent(VOCABULARY, weights(0).items())
+    setup = Setup(log, iter([engine]), pace=Pace(poll_seconds=0.02), lease_seconds=0.1)
+    taken: list[str] = []
+
+    def expired() -> bool:
+        if not taken and setup.leases.expire(time.monotonic()):
+            taken.extend(lease.group_id for lease in setup.leases.take(1, time.monotonic() + 60, "other", 0))
+        return bool(setup.worker.tally.notices)
+
+    asyncio.run(setup.work_until(expired))
+    assert taken == ["r-0"]
+    assert setup.worker.tally.notices == ["leases expired while the worker was silent: r-0"]
+
+
+def test_evaluation_prompts_are_answered_at_their_temperature_and_leave_nothing_in_the_log(log: ExperienceLog) -> None:
+    seen: list[Request] = []
+
+    async def takes(request: Request) -> None:
+        seen.append(request)
+
+    setup = Setup(log, iter([healthy(takes=takes)]))
+    lease = PromptLease("evaluation-0-0", Prompt("p", [3], "t"), 7, evaluation=EvaluationSampling(2, 0.5))
+    answers: list[Group] = []
+
+    async def evaluated(groups: Sequence[Group]) -> None:
+        answers.extend(groups)
+
+    async def go() -> None:
+        setup.prompts.evaluated = evaluated  # type: ignore[method-assign]
+        await setup.worker.start()
+        await setup.worker.rollout([lease])
+
+    asyncio.run(go())
+    [request], [group] = seen, answers
+    assert (request.size, request.sampling.temperature, request.seed) == (2, 0.5, 7)
+    assert group.scored and not list(log.groups()) and log.ledger().generated == 0
+    assert (setup.worker.tally.groups, setup.worker.tally.evaluated) == (0, 1)
 
 
 def test_an_engine_that_ignores_loads_is_quarantined_and_then_ends_the_worker(log: ExperienceLog) -> None:

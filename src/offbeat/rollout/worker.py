@@ -105,6 +105,7 @@ class Worker:
         self._nudged = asyncio.Event()
         self._failed_probes = 0
         self._held: set[str] = set()
+        """Leases to renew. One leaves before the desk hears that it is over, so that it is not reported as lost."""
         self._loading = False
 
     @property
@@ -215,8 +216,6 @@ class Worker:
             self.tally.discarded += len(ids)
             await uninterrupted(self._give_back(ids, logged))
             raise
-        finally:
-            self._held.difference_update(ids)
         return groups
 
     async def _generate(self, leases: Sequence[PromptLease], recorded: Sequence[str]) -> list[Group]:
@@ -243,7 +242,7 @@ class Worker:
     async def _append(self, groups: Sequence[Group], ids: Sequence[str]) -> None:
         submitted: Future[Receipt] = self._log.submit(groups)
         receipt = await asyncio.wrap_future(submitted)
-        self._held.difference_update(ids)  # before `finish`, so that no renewal asks for a finished lease
+        self._held.difference_update(ids)
         await self._prompts.finish(ids)
         self.tally.groups += len(receipt.accepted)
         self.tally.refused += len(receipt.refused)
@@ -251,6 +250,7 @@ class Worker:
         self.tally.notices += [str(entry.refusal.detail) for entry in receipt.refused]
 
     async def _give_back(self, ids: Sequence[str], logged: bool) -> None:
+        self._held.difference_update(ids)
         await self._prompts.give_back(ids)
         await self._record(ids if logged else (), LedgerEventKind.LOST, cause="given back")
 
