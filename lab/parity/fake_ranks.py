@@ -1,7 +1,7 @@
 """Walk a training step at the real shapes of large models on fake ranks, and compare its memory with the device plan.
 
     python -m lab.parity.fake_ranks                            minutes; writes rows gpu.1.*
-    python -m lab.parity.fake_ranks --case qwen3-8b.8          one case, shown and not recorded
+    python -m lab.parity.fake_ranks --case qwen3-8b.8.8k       one case, shown and not recorded
 
 Fake tensors have shapes and no data; a fake process group has ranks and no other processes. So one CPU process goes
 through everything that one of 32 GPUs would: slices, forward, backward, update, publish, and the slices of a
@@ -56,7 +56,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.model}.{self.replicas * self.shards}" + (".once" if self.reduce_once else "")
+        once = ".once" if self.reduce_once else ""
+        return f"{self.model}.{self.replicas * self.shards}.{self.tokens // 1024}k{once}"
 
     @property
     def config(self) -> Config:
