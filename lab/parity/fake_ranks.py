@@ -35,7 +35,15 @@ from offbeat.config import Config, parse
 from offbeat.placement.memory import rank_memory
 from offbeat.placement.shape import ModelShape
 from offbeat.trainer.forward import ModelInputs, PolicyModel
-from offbeat.trainer.fsdp import Ranks, serving_state, shard, sum_gradients
+from offbeat.trainer.fsdp import (
+    Ranks,
+    in_first_replica,
+    named_tensors,
+    own_rows,
+    serving_state,
+    shard,
+    sum_gradients,
+)
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings
 
 MODELS = ROOT / "tests" / "placement" / "models"
@@ -201,6 +209,28 @@ def _forward_backward(policy_model: PolicyModel, tokens: int) -> None:
     policy_model(inputs).logprobs.sum().backward()
 
 
+def slices(case: Case) -> tuple[int, int]:
+    """Return how many tensors of a checkpoint have each row on exactly one rank that writes it, and how many there are.
+
+    Every rank is visited in turn.
+    """
+    found: dict[str, tuple[int, list[tuple[int, int]]]] = {}
+    for rank in range(case.replicas * case.shards):
+        mesh = _join_fake_ranks(case, rank)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            for name, tensor in named_tensors(_policy_model(case, mesh)):
+                start, rows = own_rows(name, tensor)
+                found.setdefault(name, (len(tensor), []))
+                if in_first_replica(tensor):
+                    found[name][1].append((start, start + len(rows)))
+        distributed.destroy_process_group()
+    exact = 0
+    for length, parts in found.values():
+        parts = sorted(part for part in parts if part[0] < part[1])
+        exact += [0, *(end for _, end in parts)] == [*(start for start, _ in parts), length]
+    return exact, len(found)
+
+
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--case", choices=[case.name for case in CASES], help="one case, shown and not recorded")
@@ -209,20 +239,27 @@ def main() -> None:
         case = next(one for one in CASES if one.name == arguments.case)
         print(json.dumps(asdict(walk(case))))
         return
-    figures = [compare(case) for case in CASES]
+    figures = [*(compare(case) for case in CASES), layouts([CASES[1], CASES[2], CASES[4], CASES[5]])]
     sys.exit(0 if record(*figures) else 1)
 
 
-def compare(case: Case) -> Figure:
-    """Walk a case in a process of its own and compare its peak with the estimate of the device plan."""
+def walk_in_own_process(case: Case) -> Walk:
+    """Walk a case in a process of its own: a process has one fake process group."""
     command = [sys.executable, "-m", "lab.parity.fake_ranks", "--case", case.name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-3000:])
+    return Walk(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(case: Case) -> Figure:
+    """Compare the peak of a walk with the estimate of the device plan."""
+    found = walk_in_own_process(case)
     estimate = rank_memory(
         case.config, ModelShape.from_config(case.model_config), shards=case.shards, reduce_once=case.reduce_once
     )
-    ratio = estimate.peak / found["peak"]
-    shown = ", ".join(f"{kind} {size / 2**30:.2f}" for kind, size in found["by_kind"].items())
+    ratio = estimate.peak / found.peak
+    shown = ", ".join(f"{kind} {size / 2**30:.2f}" for kind, size in found.by_kind.items())
     terms = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in estimate.terms.items())
     return Figure(
         f"gpu.1.{case.name.replace('.', '-')}",
@@ -233,7 +270,23 @@ def compare(case: Case) -> Figure:
         "ratio",
         abs(ratio - 1) <= TOLERANCE,
         1,
-        f"tracked {found['peak'] / 2**30:.2f} GiB ({shown}); estimated {estimate.peak / 2**30:.2f} GiB ({terms})",
+        f"tracked {found.peak / 2**30:.2f} GiB ({shown}); estimated {estimate.peak / 2**30:.2f} GiB ({terms})",
+    )
+
+
+def layouts(cases: list[Case]) -> Figure:
+    """Check the slices of checkpoints over all ranks."""
+    results = [slices(case) for case in cases]
+    exact, total = (sum(column) for column in zip(*results, strict=True))
+    return Figure(
+        "gpu.1.slices",
+        "tensors of a checkpoint whose rows are each written by exactly one rank",
+        f"{total} of {total}",
+        exact,
+        "tensors",
+        exact == total,
+        total,
+        "all ranks of " + ", ".join(f"{case.model} on {case.replicas} × {case.shards}" for case in cases),
     )
 
 

@@ -36,6 +36,8 @@ def fixed_settings(config: Config) -> Json:
     """Return the settings that must not change when a run is resumed: all but its length and where it runs."""
     settings: dict[str, Any] = config.model_dump(mode="json", exclude={"steps", "cluster", "workers"})
     del settings["trainer"]["ranks"], settings["run"]["place"], settings["run"]["silence"]
+    for name in ("tensor_parallel", "gpu_memory_utilization", "extra"):
+        del settings["engine"][name]
     return settings
 
 
@@ -65,7 +67,9 @@ class RankLearner:
             log = WeightLog.open(directory.weights, anchor_every=config.sync.anchor_every)
             weights = stack.enter_context(log)
         settings, keep = fixed_settings(config), config.trainer.keep
-        checkpoints = Checkpoints(directory.checkpoints, config=settings, keep=keep, ranks=ranks)
+        checkpoints = Checkpoints(
+            directory.checkpoints, config=settings, defaults=fixed_settings(Config()), keep=keep, ranks=ranks
+        )
         stack.enter_context(checkpoints)
         order = prompt_at(task, tokenizer, derive(config.seed, "prompts"))
         probed = [order(place).token_ids.tolist() for place in range(4)]

@@ -132,19 +132,20 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         directory: str | os.PathLike[str],
         *,
         config: Json,
+        defaults: Json = None,
         keep: int = 2,
         ranks: Ranks | None = None,
         patience: float = 600.0,
     ) -> None:
         """Lock the directory and remove what a killed run left unfinished.
 
-        `config` is the resolved configuration of the run. The newest `keep` checkpoints stay. Rank 0 waits up to
-        `patience` seconds for another rank's file.
+        `config` is the resolved configuration of the run, `defaults` that of a run without settings. The newest `keep`
+        checkpoints stay. Rank 0 waits up to `patience` seconds for another rank's file.
         """
         if keep < 2:
             raise ValueError(f"keep = {keep}: keep at least 2, in case one is damaged")
         self._directory = Path(directory)
-        self._config = config
+        self._config, self._defaults = config, defaults
         self._keep = keep
         self._ranks = ranks or Ranks()
         self._patience = patience
@@ -202,7 +203,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         for step in reversed(self._steps(finished=True)):
             checkpoint, problem = self._verify(step)
             if checkpoint is not None:
-                if changes := list(differences(self._config, checkpoint.manifest.config)):
+                if changes := list(differences(self._config, checkpoint.manifest.config, self._defaults)):
                     raise CheckpointMismatch(
                         f"the checkpoint of step {step} was saved with another configuration: {'; '.join(changes)}. "
                         "Undo the change, or start a new run"
@@ -292,14 +293,20 @@ def _locked(directory: Path) -> FileLock:
         raise CheckpointError(f"another run is writing to {directory}; stop it, or use another directory") from None
 
 
-def differences(ours: Json, theirs: Json, path: str = "") -> Iterator[str]:
+def differences(ours: Json, theirs: Json, defaults: Json = None, path: str = "") -> Iterator[str]:
     """Yield the keys in which two JSON values differ, with both values.
+
+    What `theirs` does not name yet has its default: a later version of offbeat may have added it.
 
     >>> list(differences({"sync": {"every": 4}}, {"sync": {"every": 8}}))
     ['sync.every is 4 and was 8']
+    >>> list(differences({"sync": {"every": 4, "offset": 0}}, {"sync": {"every": 4}}, {"sync": {"offset": 0}}))
+    []
     """
     if isinstance(ours, dict) and isinstance(theirs, dict):
+        fallback = defaults if isinstance(defaults, dict) else {}
         for key in sorted(ours.keys() | theirs.keys()):
-            yield from differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
+            default = fallback.get(key)
+            yield from differences(ours.get(key), theirs.get(key, default), default, f"{path}.{key}" if path else key)
     elif ours != theirs:
         yield f"{path} is {json.dumps(ours)} and was {json.dumps(theirs)}"
