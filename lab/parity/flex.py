@@ -231,7 +231,13 @@ def head(short: bool) -> Figure:
 
 def main(short: bool) -> bool:
     torch.set_num_threads(1)
-    return report(short, logprobs(5 if short else 200), graphs(5 if short else 100), mask(), head(short))
+    holds = [  # each row is written as soon as it is measured
+        report(short, logprobs(5 if short else 200)),
+        report(short, graphs(5 if short else 100)),
+        report(short, mask()),
+        report(short, head(short)),
+    ]
+    return all(holds)
 
 
 if __name__ == "__main__":

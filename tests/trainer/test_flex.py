@@ -16,7 +16,7 @@ from offbeat.objective.presets import PRESETS
 from offbeat.trainer import flex
 from offbeat.trainer.batch import BLOCK, PADDING, PROMPT, MicroBatch, build_micro_batch, plan_micro_batches
 from offbeat.trainer.estimate import AllocatedBytes, StepShape, check_worst_case, estimate_memory
-from offbeat.trainer.forward import PolicyModel, check_model, to_model_inputs
+from offbeat.trainer.forward import PolicyModel, check_model, sequence_logprobs, to_model_inputs
 from offbeat.trainer.trainer import Trained, Trainer
 from offbeat.types import Group
 
@@ -125,6 +125,15 @@ def test_any_packing_gives_the_log_probs_of_plain_rows(
     assert np.allclose(ours, expected, rtol=0, atol=1e-5)
 
 
+def test_whole_sequences_still_go_through_plain_attention() -> None:
+    policy_model = PolicyModel(a_llama(), packed=True)
+    sequences = [[1, 2, 3, 4, 5], [6, 7, 8]]
+    expected = sequence_logprobs(policy_model, sequences)
+    assert check_model(policy_model, 64).packed
+    for found, one in zip(sequence_logprobs(policy_model, sequences), expected, strict=True):
+        assert np.array_equal(found, one)
+
+
 def test_every_pass_over_a_micro_batch_uses_the_same_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     make = flex.packed_mask
@@ -148,6 +157,7 @@ def test_on_a_gpu_the_allocator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestFused:
     """The compiled kernel: on CPU its forward pass."""
 
+    @pytest.mark.engine  # a C++ compiler runs
     def test_one_graph_serves_every_shape_and_gives_the_log_probs_of_plain_rows(self) -> None:
         policy_model = PolicyModel(a_llama(hidden_size=64), packed=True)
         rng = np.random.default_rng(0)
@@ -171,6 +181,17 @@ class TestFused:
         mask = flex.packed_mask(micro, CPU, fused=True).blocks
         with torch.compiler.set_stance("force_eager"), pytest.raises(UnfusedAttention, match="TORCHDYNAMO_DISABLE"):
             flex.FUSED(query, query, query, mask)
+
+    def test_a_kernel_that_torch_gives_up_on_is_an_error(self) -> None:
+        attention = flex.FusedAttention("eager")
+        [micro] = packed(some_groups(0))
+        mask = flex.packed_mask(micro, CPU, fused=True).blocks
+        torch._dynamo.reset()
+        with torch._dynamo.config.patch(recompile_limit=1), torch.no_grad():
+            attention(*[torch.zeros(1, 2, 256, 16)] * 3, mask)
+            with pytest.raises(UnfusedAttention, match=r"after 1 graphs \(.*2 heads of 16"):
+                attention(*[torch.zeros(1, 2, 256, 32)] * 3, mask)
+        torch._dynamo.reset()
 
     def test_a_kernel_compiled_again_and_again_is_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
         attention = flex.FusedAttention("eager")

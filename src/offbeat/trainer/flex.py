@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.fx import GraphModule
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
@@ -216,7 +217,13 @@ class FusedAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
         """[1, heads, L, D] in and out. Raises `UnfusedAttention` if torch does not compile the kernel."""
-        return self._compiled(query, key, value, mask)
+        try:
+            return self._compiled(query, key, value, mask)
+        except FailOnRecompileLimitHit as error:
+            raise UnfusedAttention(
+                f"torch gave up on flex_attention after {self.graphs.total()} graphs ({dict(self.graphs)}); run with "
+                "TORCH_LOGS=recompiles and report what it prints; models of several shapes belong in several processes"
+            ) from error
 
     def _compile(self, graph: GraphModule, inputs: list[Tensor | torch.SymInt]) -> Callable[..., object]:
         shaped = [one for one in inputs if isinstance(one, Tensor) and one.ndim == 4 and one.is_floating_point()]
