@@ -120,7 +120,7 @@ class ScriptedEngine:
     async def _check_awake(self) -> None:
         await self.health()
         if self._asleep:
-            raise EngineAsleep("the engine sleeps; call wake() before generate, logprobs or load")
+            raise EngineAsleep
 
 
 def _sample(table: NDArray[np.float64], request: Request, index: int, version: int) -> Completion:

@@ -120,6 +120,9 @@ class EngineDead(OffbeatError, RuntimeError):
 class EngineAsleep(OffbeatError, RuntimeError):
     """The engine has let go of its device memory: wake it before it computes or loads."""
 
+    def __init__(self) -> None:
+        super().__init__("the engine sleeps; call wake() before generate, logprobs or load")
+
 
 class WorkerFailed(OffbeatError, RuntimeError):
     """A rollout worker cannot continue."""

@@ -207,3 +207,24 @@ def test_every_setting_has_a_docstring() -> None:
         for name, field in section.model_fields.items():
             is_section = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
             assert field.description or is_section, f"{section.__name__}.{name} has no docstring under it"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("seed", "dtype", "quantization", "kv_cache_dtype", "logprobs_mode", "generation_config", "load_format"),
+        *("trust_remote_code", "speculative_config", "model", "tokenizer", "revision", "tensor_parallel_size"),
+        *("enable_prefix_caching", "worker_extension_cls", "hf_overrides", "override_generation_config"),
+        *("max_model_len", "max_num_seqs", "gpu_memory_utilization", "logits_processors", "reasoning_parser"),
+        *("enable_lora", "lora_dtype", "worker_cls", "scheduler_cls", "pipeline_parallel_size", "watermark_config"),
+        *("distributed_executor_backend", "additional_config", "cpu_offload_gb", "kv_sharing_fast_prefill"),
+    ],
+)
+def test_engine_arguments_that_change_what_is_sampled_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine.extra = .* sets arguments that it may not: {name} "):
+        parse({"engine": {"extra": {name: 1, "max_num_batched_tokens": 8192}}})
+
+
+def test_engine_arguments_about_speed_and_memory_pass() -> None:
+    extra = {"max_num_batched_tokens": 8192, "block_size": 64, "compilation_config": {"level": 3}, "watermark": 0.01}
+    assert parse({"engine": {"extra": extra}}).engine.extra == extra

@@ -1,18 +1,7 @@
-"""The descendants of a process; and, run as a script, an engine that waits to be orphaned."""
+"""The descendants of a process, and whether they still run."""
 
-import asyncio
-import sys
 import time
 from pathlib import Path
-
-from lab.bench.engine_runs import engine_for
-
-
-async def wait_with_engine(directory: Path) -> None:
-    async with engine_for(directory) as engine:
-        await engine.logprobs([[5, 6, 7]])
-        print("ready", flush=True)
-        await asyncio.sleep(600)
 
 
 def parent(pid: int) -> int:
@@ -43,7 +32,3 @@ def eventually_gone(family: list[int], within: float = 40.0) -> bool:
     while any(running(pid) for pid in family) and time.monotonic() < deadline:
         time.sleep(0.2)
     return not any(running(pid) for pid in family)
-
-
-if __name__ == "__main__":
-    asyncio.run(wait_with_engine(Path(sys.argv[1])))

@@ -1,17 +1,19 @@
 """The transformers engine: the same bits for the same call, true behavior log-probs, whole versions or nothing."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import GenerationConfig, LlamaForCausalLM
 
 from lab.fixtures import tiny_model
-from offbeat.errors import EngineDead
+from offbeat.errors import EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.hf import HfEngine, draw, sampled_from
+from offbeat.rollout.stopping import read_generation_config, stop_tokens
 from offbeat.types import Completion, Finish
 
 PROMPTS = ([5, 6, 7], [9], [4, 4, 8, 3, 11])
@@ -179,3 +181,53 @@ def test_a_cancelled_call_frees_the_engine(directory: Path) -> None:
             assert len(await engine.generate(requests(Sampling(2, ())))) == 3
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_sleeping_engine_has_no_weights_and_wakes_with_the_same_version(directory: Path, tied: bool) -> None:
+    async def go() -> None:
+        model = LlamaForCausalLM.from_pretrained(directory)
+        model.config.tie_word_embeddings = tied
+        if tied:
+            model.tie_weights()
+        engine, weights = HfEngine(model), moved(directory)
+        await engine.load(3, weights.items())
+        asked = requests(Sampling(4, ()))
+        before = await engine.generate(asked)
+        generating = asyncio.create_task(engine.generate(asked))
+        await asyncio.sleep(0.001)
+        await engine.sleep()
+        assert generating.done(), "a sleep waits for running calls"
+        await engine.sleep()
+        assert engine.version == 3 and not any(parameter.numel() for parameter in model.parameters())
+        await engine.health()
+        for call in (engine.generate(asked), engine.logprobs([[5, 6]]), engine.load(4, weights.items())):
+            with pytest.raises(EngineAsleep, match=r"call wake\(\)"):
+                await call
+        await engine.wake()
+        await engine.wake()
+        assert engine.version == 3 and await engine.generate(asked) == before
+        await engine.load(4, moved(directory, seed=2).items())
+        assert await engine.generate(asked) != before
+
+    asyncio.run(go())
+
+
+def test_a_completion_stops_at_every_token_that_the_generation_config_lists(tmp_path: Path) -> None:
+    tiny_model.save_model(tmp_path)
+    settings = GenerationConfig.from_pretrained(tmp_path)
+    settings.eos_token_id = [7, 8]
+    settings.save_pretrained(tmp_path)
+    stops = stop_tokens(read_generation_config(tmp_path), tiny_model.load_tokenizer(tmp_path))
+    assert stops == (7, 8, 1), "the listed ones, and the tokenizer's own"
+    answers = [one for group in generated(tmp_path, requests(Sampling(40, stops), size=16)) for one in group]
+    second = [one for one in answers if one.token_ids[-1] == 8]
+    assert second and all(one.finish is Finish.STOP and len(one.token_ids) < 40 for one in second)
+
+
+def test_stop_tokens_without_a_generation_config_come_from_the_model_config(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").unlink()
+    tokenizer = tiny_model.load_tokenizer(tmp_path)
+    assert stop_tokens(read_generation_config(tmp_path), tokenizer) == (1,)
+    assert stop_tokens(None, tokenizer) == (1,)

@@ -4,13 +4,10 @@ import asyncio
 import inspect
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -32,13 +29,12 @@ from lab.bench.engine_runs import (
     sync_rounds,
 )
 from lab.fixtures.tiny_model import save_llama
-from offbeat.errors import EngineDead
+from offbeat.errors import ConfigError, EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.parity import Prober
 from offbeat.rollout.vllm import VllmEngine
 from offbeat.rollout.vllm_settings import Surroundings, environment
 from offbeat.types import Completion, Finish
-from tests.rollout import family
 from tests.rollout.family import descendants, eventually_gone
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]  # vLLM's own imports emit warnings
@@ -291,6 +287,35 @@ def test_without_the_repair_of_tied_heads_the_probe_fails(unrepaired: Served) ->
     assert not verdict.passed and verdict.gap > 0.01
 
 
+def test_a_sleeping_engine_refuses_work_answers_health_and_keeps_its_version(draining: Served) -> None:
+    """The CPU build accepts vLLM's sleep calls without freeing anything, so this runs the real sequence."""
+    engine = draining.engine
+    with pytest.raises(ConfigError, match="start it with sleeps=True"):
+        draining.run(engine.sleep())
+    before, loads, engine._sleeps = draining.generate(request()), engine._loads, True
+
+    async def sleep_during_generation() -> tuple[Completion, ...]:
+        generating = asyncio.create_task(engine.generate([request()]))
+        await asyncio.sleep(0)
+        await engine.sleep()
+        assert generating.done(), "a sleep waits for running calls"
+        return (await generating)[0]
+
+    assert [c.token_ids.tolist() for c in draining.run(sleep_during_generation())] == [
+        c.token_ids.tolist() for c in before
+    ]
+    draining.run(engine.sleep())
+    draining.run(engine.health())
+    for call in (engine.generate([request()]), engine.logprobs([[5, 6]]), engine.load(9, [])):
+        with pytest.raises(EngineAsleep, match=r"call wake\(\)"):
+            draining.run(call)
+    version = engine.version
+    draining.run(engine.wake())
+    assert engine.version == version and engine._loads == loads + 1
+    assert [c.token_ids.tolist() for c in draining.generate(request())] == [c.token_ids.tolist() for c in before]
+    engine._sleeps = False
+
+
 def test_weights_that_do_not_fit_kill_the_engine_and_every_later_call_reports_it(draining: Served) -> None:
     weights = draining.model.state_dict()
     del weights["model.layers.1.self_attn.v_proj.weight"]  # vLLM itself would keep the loaded one
@@ -328,21 +353,4 @@ def test_a_killed_engine_core_is_detected_and_leaves_no_process_behind(unrepaire
         with pytest.raises(EngineDead):
             unrepaired.run(call)
     unrepaired.run(engine.close())
-    assert eventually_gone(below)
-
-
-def test_an_engine_does_not_outlive_a_killed_owner(tmp_path: Path) -> None:
-    save_llama(tmp_path, tied=True)
-    with subprocess.Popen(
-        [sys.executable, family.__file__, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as owner:
-        assert owner.stdout is not None
-        assert "ready\n" in iter(owner.stdout.readline, "")
-        below = descendants(owner.pid)
-        assert len(below) >= 2, "an engine core and a worker"
-        owner.kill()
     assert eventually_gone(below)

@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import pytest
 
 from lab.fixtures.tiny_model import save_llama
 from lab.torture.engine_owner import LIMIT, SHAPES, kill_owner, session
-from offbeat.rollout.vllm_owner import OwnerTie, live_with, start_time
+from offbeat.rollout.vllm_owner import OwnerTie, start_time
 
 TREE = """
 import multiprocessing, signal, sys, time
@@ -79,12 +80,9 @@ def test_the_tie_does_nothing_in_the_owner_itself() -> None:
 
 
 def test_a_pid_that_now_belongs_to_another_process_is_not_the_owner() -> None:
-    child = os.fork()
-    if child == 0:
-        live_with(os.getppid(), start_time(os.getppid()) - 1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == 9
+    code = "import os; from offbeat.rollout.vllm_owner import live_with; live_with(os.getppid(), 1)"
+    child = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert child.returncode == -signal.SIGKILL
 
 
 @pytest.mark.engine

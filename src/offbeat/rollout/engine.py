@@ -10,7 +10,7 @@ are how a worker waits for one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -141,3 +141,13 @@ async def uninterrupted(work: Awaitable[T]) -> T:
     except asyncio.CancelledError:
         await task
         raise
+
+
+async def all_of(jobs: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Return the results in order. If one fails, or the caller is cancelled, cancel the others."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

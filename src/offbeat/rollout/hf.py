@@ -138,7 +138,7 @@ class HfEngine:
     def _awake(self) -> int:
         version = self._serving()
         if self._asleep:
-            raise EngineAsleep("the engine sleeps; call wake() before generate, logprobs or load")
+            raise EngineAsleep
         return version
 
     def _let_go(self) -> None:

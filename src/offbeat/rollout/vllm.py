@@ -21,7 +21,7 @@ import asyncio
 import itertools
 import multiprocessing
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -30,9 +30,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.errors import ConfigError, EngineAsleep, EngineDead
-from offbeat.rollout.engine import Request, Weights
-from offbeat.rollout.sharding import check_tensor_parallel
-from offbeat.rollout.vllm_settings import Surroundings, import_vllm, logprob_params, on_gpu, sampling_params, start_llm
+from offbeat.rollout.engine import Request, Weights, all_of
+from offbeat.rollout.vllm_settings import (
+    Surroundings,
+    check_room,
+    check_start,
+    import_vllm,
+    logprob_params,
+    sampling_params,
+    start_llm,
+)
 from offbeat.rollout.vllm_worker import GRACE, SharedWeights, check_weights, saved_shapes
 from offbeat.seeds import derive
 from offbeat.types import Completion, Finish, VersionSpan
@@ -118,15 +125,7 @@ class VllmEngine:
             sleeps: Whether `sleep` and `wake` will be called. Only on GPU.
             extra: More of vLLM's engine arguments, as they are.
         """
-        check_tensor_parallel(model_dir, tensor_parallel)
-        if devices is not None and len(devices) != tensor_parallel:
-            raise ConfigError(
-                [f"engine.tensor_parallel = {tensor_parallel}, but {len(devices)} devices were given: give one each"]
-            )
-        if sleeps and not on_gpu():
-            raise ConfigError(
-                ["vLLM's sleep mode exists only on GPU, and there is none here; start the engine without sleeps=True"]
-            )
+        check_start(model_dir, tensor_parallel, devices, sleeps=sleeps)
         shapes = saved_shapes(model_dir)
         settings = {
             "model": str(model_dir),
@@ -141,9 +140,8 @@ class VllmEngine:
         if tensor_parallel > 1:  # inside a Ray actor vLLM would otherwise take Ray workers, which nobody placed
             settings["distributed_executor_backend"] = "mp"
         around = Surroundings(threads, kv_cache_gib, devices)
-        await asyncio.to_thread(
-            import_vllm, around
-        )  # in its own call: vLLM keeps tracebacks of the import, and what they refer to
+        # In its own call: vLLM keeps tracebacks of the import, and what they refer to.
+        await asyncio.to_thread(import_vllm, around)
         llm = await asyncio.to_thread(start_llm, settings, extra or {}, around)
         engine = cls(llm, shapes, on_update, answer_within, sleeps)
         try:
@@ -165,18 +163,19 @@ class VllmEngine:
 
     async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
         for request in requests:
-            self._check_room(len(request.prompt_ids) + request.sampling.max_tokens, request)
+            tokens = len(request.prompt_ids) + request.sampling.max_tokens
+            check_room(f"prompt and max_tokens of {request.id}", tokens, self._llm.model_config.max_model_len)
         with self._in_call():
             jobs = (self._complete(request, index) for request in requests for index in range(request.size))
-            done = iter(await self._while_alive(_all(jobs)))
+            done = iter(await self._while_alive(all_of(jobs)))
         return [tuple(itertools.islice(done, request.size)) for request in requests]
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """See `Engine`. vLLM must generate one more token, so a sequence has at most `max_model_len` − 1 tokens."""
         for sequence in sequences:
-            self._check_room(len(sequence) + 1)
+            check_room("a sequence and one more token", len(sequence) + 1, self._llm.model_config.max_model_len)
         with self._in_call():
-            return await self._while_alive(_all(self._sequence_logprobs(sequence) for sequence in sequences))
+            return await self._while_alive(all_of(self._sequence_logprobs(sequence) for sequence in sequences))
 
     async def load(self, version: int, weights: Weights) -> None:
         async with self._updating:
@@ -198,12 +197,8 @@ class VllmEngine:
             if self._asleep:
                 return
             self._asleep = True  # no new call begins
-            try:
-                await self._while_alive(self._idle.wait())
-            except asyncio.CancelledError:
-                self._asleep = False
-                raise
             with self._fatal("the change to sleep"):
+                await self._while_alive(self._idle.wait())
                 await self._while_alive(self._llm.sleep(level=1, mode="wait"))
 
     async def wake(self) -> None:
@@ -346,28 +341,10 @@ class VllmEngine:
     def _check_awake(self) -> None:
         self._check_alive()
         if self._asleep:
-            raise EngineAsleep("the engine sleeps; call wake() before generate, logprobs or load")
+            raise EngineAsleep
 
     def _check_alive(self) -> None:
         if self._llm.errored:
             self._die("the engine core has died")
         if self._death.done():
             raise EngineDead(self._death.result())
-
-    def _check_room(self, tokens: int, request: Request | None = None) -> None:
-        longest = self._llm.model_config.max_model_len
-        if tokens > longest:
-            what = f"prompt and max_tokens of {request.id}" if request else "a sequence and one more token"
-            raise ValueError(
-                f"{what} make {tokens} tokens, but max_model_len is {longest}: raise it, or lower the length"
-            )
-
-
-async def _all(jobs: Iterable[Coroutine[None, None, _T]]) -> list[_T]:
-    """Return the results in order. If one fails, or the caller is cancelled, cancel the others."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

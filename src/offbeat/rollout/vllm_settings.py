@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from offbeat.errors import ConfigError, suggest_nearest
 from offbeat.imports import temporary_environment
 from offbeat.rollout.engine import Sampling
+from offbeat.rollout.sharding import check_tensor_parallel
 from offbeat.rollout.vllm_owner import OwnerTie
 
 if TYPE_CHECKING:
@@ -80,6 +82,25 @@ class Surroundings:
     kv_cache_gib: int = 1
     devices: Sequence[int] | None = None
     """GPUs as this process counts them; None leaves the choice to vLLM."""
+
+
+def check_start(model_dir: Path, tensor_parallel: int, devices: Sequence[int] | None, *, sleeps: bool) -> None:
+    """Raise `ConfigError` for what vLLM would refuse after a long start, or not at all."""
+    check_tensor_parallel(model_dir, tensor_parallel)
+    if devices is not None and len(devices) != tensor_parallel:
+        raise ConfigError(
+            [f"engine.tensor_parallel = {tensor_parallel}, but {len(devices)} devices were given: give one each"]
+        )
+    if sleeps and not on_gpu():
+        raise ConfigError(
+            ["vLLM's sleep mode exists only on GPU, and there is none here; start the engine without sleeps=True"]
+        )
+
+
+def check_room(what: str, tokens: int, longest: int) -> None:
+    """Raise `ValueError` if a request has more tokens than the engine's `max_model_len`."""
+    if tokens > longest:
+        raise ValueError(f"{what} make {tokens} tokens, but max_model_len is {longest}: raise it, or lower the length")
 
 
 def import_vllm(around: Surroundings) -> None:
