@@ -12,20 +12,20 @@ CALL_SECONDS = 1000.0
 class FaultRates:
     """The probability of each fault, drawn from the seed of the schedule."""
 
-    engine_dies: float
-    worker_dies: float
+    engine_dies: float = 0.0
+    worker_dies: float = 0.0
     """The process of a worker ends during a call."""
-    answer_lost: float
+    answer_lost: float = 0.0
     """The answer of the desk to a worker is lost: the leases stay taken until their deadline."""
-    finish_lost: float
-    deaf: float
+    finish_lost: float = 0.0
+    deaf: float = 0.0
     """An engine ignores its loads."""
-    refusal: float
-    nothing_to_teach: float
-    slow: float
+    refusal: float = 0.0
+    nothing_to_teach: float = 0.0
+    slow: float = 0.0
     """A completion takes ten times its lease, and sometimes hangs until it is cancelled."""
-    driver_dies: float
-    renewal_lost: float
+    driver_dies: float = 0.0
+    renewal_lost: float = 0.0
 
     @classmethod
     def of(cls, rng: random.Random) -> "FaultRates":

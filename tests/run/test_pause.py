@@ -25,7 +25,7 @@ class Person:
 
 
 def paused(after: float) -> tuple[World, Person]:
-    calm = FaultRates(*[0.0] * 9)
+    calm = FaultRates()
     world, person = World(20_001), Person(after)
     world.faults = calm
 

@@ -1,7 +1,6 @@
 """The loop with crashes and lost messages, in virtual time: a short form of lab/simulation/run.py."""
 
 import asyncio
-from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -34,7 +33,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 def test_a_completion_ten_times_slower_than_its_lease_is_generated_once_and_costs_no_engine(concurrent: bool) -> None:
     world = World(20_002)
     world.concurrent = concurrent
-    world.faults = replace(FaultRates(*[0.0] * 10), slow=0.3)
+    world.faults = FaultRates(slow=0.3)
     with patch.object(world.rng, "random", lambda: 0.2):  # every completion is slow, none hangs
         check_world(world)
     assert set(world.generated.values()) == {1}
@@ -43,7 +42,7 @@ def test_a_completion_ten_times_slower_than_its_lease_is_generated_once_and_cost
 
 def test_a_completion_that_hangs_is_cancelled_named_and_generated_again() -> None:
     world = World(20_002)
-    world.faults = FaultRates(*[0.0] * 10)
+    world.faults = FaultRates()
 
     async def takes(member: Member, request: Request) -> None:
         world.generated[request.id] += 1
@@ -66,7 +65,7 @@ def test_a_program_that_waits_for_nothing_raises() -> None:
 
 def test_writing_the_last_checkpoint_counts_as_saving() -> None:
     world = World(20_001)
-    world.faults = FaultRates(*[0.0] * 10)
+    world.faults = FaultRates()
 
     class Slow(Learner):
         async def finish(self) -> None:
