@@ -30,7 +30,7 @@ LIMIT = 30.0
 WORDS = {
     "declared": ("Ray has 2 GPUs", "torch sees none"),
     "busy": ("waited 25 s for the GPUs of this run: 2", "1 are free"),
-    "few": ("workers.count = 4", "nearest that fits"),
+    "few": ("workers.count = 4 need 5 GPUs, but there are 2", "nearest that fits"),
 }
 """What the message of each case must say."""
 

@@ -23,7 +23,7 @@ from offbeat.placement.shape import ModelShape
 from offbeat.rollout.engine import Engine, Request, Sampling, Weights
 from offbeat.run import local
 from offbeat.run.directory import RunDirectory
-from offbeat.run.turns import SharedEngine, SharedGpu, Turn
+from offbeat.run.turns import SharedEngine, SharedGpu, GpuUser
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
 from offbeat.types import Completion
 from tests.run.test_local import config, model, parameters
@@ -89,14 +89,14 @@ def test_the_engine_sleeps_exactly_while_the_trainer_works() -> None:
     async def scenario() -> None:
         engine = WatchedEngine(history)
         gpu = SharedGpu(lambda turn: history.append(f"optimizer for the {turn}"), patience=5)
-        async with gpu.take(Turn.TRAINER):
+        async with gpu.take(GpuUser.TRAINER):
             history.append("train")
         shared = await gpu.start(lambda: started(engine))
         await shared.generate([REQUEST])
-        async with gpu.take(Turn.TRAINER):
+        async with gpu.take(GpuUser.TRAINER):
             history.append("train")
             await shared.health()
-        async with gpu.take(Turn.TRAINER):
+        async with gpu.take(GpuUser.TRAINER):
             history.append("publish")
         await shared.load(1, {})
         await shared.close()
@@ -129,7 +129,7 @@ def test_calls_at_the_same_time_never_overlap_with_the_other_side(calls: list[st
 
         async def call(what: str) -> None:
             if what == "train":
-                async with gpu.take(Turn.TRAINER):
+                async with gpu.take(GpuUser.TRAINER):
                     assert not engine.awake
                     await asyncio.sleep(0.001)
                     assert not engine.awake
@@ -150,7 +150,7 @@ def test_a_trainer_that_waits_too_long_is_told_for_whom() -> None:
         busy = asyncio.create_task(shared.generate([REQUEST]))
         await asyncio.sleep(0)
         with pytest.raises(DeadlinePassed, match="engine to end its turn on the GPU that it shares with the trainer"):
-            async with gpu.take(Turn.TRAINER):
+            async with gpu.take(GpuUser.TRAINER):
                 pass
         busy.cancel()
 
@@ -162,10 +162,10 @@ def test_an_engine_that_dies_on_the_way_to_sleep_does_not_stop_the_trainer() -> 
         engine = WatchedEngine([], dies=True)
         gpu = SharedGpu(lambda turn: None, patience=5)
         await gpu.start(lambda: started(engine))
-        async with gpu.take(Turn.TRAINER):
+        async with gpu.take(GpuUser.TRAINER):
             pass
         replaced = await gpu.start(lambda: started(WatchedEngine([])))
-        assert isinstance(replaced, SharedEngine) and gpu.turn is Turn.ENGINE
+        assert isinstance(replaced, SharedEngine) and gpu.turn is GpuUser.ENGINE
         return engine.history
 
     assert asyncio.run(scenario()) == ["close"]

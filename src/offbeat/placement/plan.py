@@ -141,7 +141,7 @@ def place(config: Config, shape: ModelShape, hardware: Hardware) -> DevicePlan |
         )
     places = [(i // usable.gpus, i % usable.gpus) for i in range(ranks)]
     if ranks > usable.total:
-        return f"trainer.ranks = {ranks}, but there are {usable.total} GPUs"
+        return f"trainer.ranks = {ranks}, but {_there_are(usable.total)}"
     free = [(node, gpu) for node in range(usable.nodes) for gpu in range(usable.gpus) if (node, gpu) not in places]
     engines = _take_gpus(free, count, split)
     if engines is None:
@@ -190,11 +190,12 @@ def _take_gpus(free: Sequence[tuple[int, int]], count: int, split: int) -> list[
 
 
 def _too_few(config: Config, hardware: Hardware, ranks: int, count: int, split: int) -> str:
-    what = f"trainer.ranks = {ranks} and workers.count = {count} engines of {split} need {ranks + count * split} GPUs"
+    each = f", each on {split} GPUs," if split > 1 else ""
+    what = f"trainer.ranks = {ranks} and workers.count = {count}{each} need {ranks + count * split} GPUs"
     if split > hardware.gpus:
         what = f"engine.tensor_parallel = {split} needs as many GPUs in one node"
     where = (
-        f"there are {hardware.total}" if hardware.nodes == 1 else f"there are {hardware.nodes} nodes of {hardware.gpus}"
+        _there_are(hardware.total) if hardware.nodes == 1 else f"there are {hardware.nodes} nodes of {hardware.gpus}"
     )
     if (ranks, count, split, hardware.total) == (1, 1, 1, 1):
         where += '; trainer and engine can share it with run.place = "local"'
@@ -245,6 +246,10 @@ def _largest(memory: RankMemory) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
+
+
+def _there_are(gpus: int) -> str:
+    return "there is 1" if gpus == 1 else f"there are {gpus}"
 
 
 def _plural(word: str, count: int) -> str:

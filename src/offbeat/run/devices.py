@@ -12,7 +12,7 @@ from offbeat.placement.hardware import Hardware
 from offbeat.placement.nearest import plan_devices
 from offbeat.placement.plan import DevicePlan
 from offbeat.placement.shape import ModelShape
-from offbeat.run.turns import SharedGpu, Turn
+from offbeat.run.turns import SharedGpu, GpuUser
 from offbeat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -48,12 +48,12 @@ def shared_gpu(plan: DevicePlan | None, trainer: Trainer, patience: float) -> Sh
     return SharedGpu(_mover(plan, trainer), patience)
 
 
-def _mover(plan: DevicePlan, trainer: Trainer) -> Callable[[Turn], None]:
+def _mover(plan: DevicePlan, trainer: Trainer) -> Callable[[GpuUser], None]:
     device = trainer.policy_model.device
 
-    def move(turn: Turn) -> None:
+    def move(turn: GpuUser) -> None:
         if plan.offloads:
-            trainer.optimizer.move("cpu" if turn is Turn.ENGINE else device)
+            trainer.optimizer.move("cpu" if turn is GpuUser.ENGINE else device)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # what torch keeps for itself is missing in the engine's turn
 

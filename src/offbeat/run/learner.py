@@ -16,7 +16,7 @@ from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.run.build import make_trainer
 from offbeat.run.directory import RunDirectory
-from offbeat.run.turns import SharedGpu, Turn
+from offbeat.run.turns import SharedGpu, GpuUser
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, prompt_at
 from offbeat.trainer.checkpoint import Checkpoints
@@ -157,5 +157,5 @@ class LocalLearner:
         await asyncio.to_thread(self.rank.checkpoints.wait)
 
     async def _call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        async with self.gpu.take(Turn.TRAINER) if self.gpu else nullcontext():
+        async with self.gpu.take(GpuUser.TRAINER) if self.gpu else nullcontext():
             return await asyncio.to_thread(method, *args, **kwargs)

@@ -23,7 +23,7 @@ from offbeat.rollout.engine import Engine, Request, Weights, within
 from offbeat.types import Completion
 
 
-class Turn(StrEnum):
+class GpuUser(StrEnum):
     """Who may use the GPU."""
 
     TRAINER = "trainer"
@@ -34,18 +34,18 @@ class Turn(StrEnum):
 class SharedGpu:
     """The GPU that trainer and engine share. The trainer has the first turn."""
 
-    move_optimizer: Callable[[Turn], None]
+    move_optimizer: Callable[[GpuUser], None]
     """Called in a thread before a turn begins: away from the GPU for the engine, back for the trainer."""
     patience: float
     """Seconds that a side waits for the calls of the other to end."""
-    turn: Turn = Turn.TRAINER
+    turn: GpuUser = GpuUser.TRAINER
     changes: int = 0
     _calls: int = 0
     _engine: Engine | None = None
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @asynccontextmanager
-    async def take(self, turn: Turn) -> AsyncIterator[None]:
+    async def take(self, turn: GpuUser) -> AsyncIterator[None]:
         """Have the GPU for a call. Calls of the same side may overlap."""
         async with self._changed:
             other = f"the {self.turn} to end its turn on the GPU that it shares with the {turn}"
@@ -63,12 +63,12 @@ class SharedGpu:
 
     async def start(self, start_engine: Callable[[], Awaitable[Engine]]) -> "SharedEngine":
         """Start an engine in its turn."""
-        async with self.take(Turn.ENGINE):
+        async with self.take(GpuUser.ENGINE):
             self._engine = await start_engine()
         return SharedEngine(self._engine, self)
 
-    async def _change(self, turn: Turn) -> None:
-        if turn is Turn.TRAINER:
+    async def _change(self, turn: GpuUser) -> None:
+        if turn is GpuUser.TRAINER:
             await self._put_to_sleep()
             await asyncio.to_thread(self.move_optimizer, turn)
         else:
@@ -133,7 +133,7 @@ class SharedEngine:
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         try:
-            async with self.gpu.take(Turn.ENGINE):
+            async with self.gpu.take(GpuUser.ENGINE):
                 yield
         except DeadlinePassed as late:
             raise EngineDead(str(late)) from None
