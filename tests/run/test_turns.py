@@ -23,7 +23,7 @@ from offbeat.placement.shape import ModelShape
 from offbeat.rollout.engine import Engine, Request, Sampling, Weights
 from offbeat.run import local
 from offbeat.run.directory import RunDirectory
-from offbeat.run.turns import SharedEngine, SharedGpu, GpuUser
+from offbeat.run.turns import GpuUser, SharedEngine, SharedGpu
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
 from offbeat.types import Completion
 from tests.run.test_local import config, model, parameters

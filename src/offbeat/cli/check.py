@@ -34,10 +34,8 @@ def check(
     """Check a configuration and show what it will do: `offbeat check run.toml --gpus 8x80`."""
     parsed = checked(config, settings, gpus)
     typer.echo(parsed.plan)
-    for line in _particulars(parsed):
+    for line in _particulars(parsed, gpus):
         typer.echo(line)
-    if gpus is not None:
-        typer.echo(_device_plan(parsed, gpus))
     overrides = "".join(f" --set {shlex.quote(setting)}" for setting in settings or [])
     typer.echo(f"{config} is valid; start it with: offbeat train {config}{overrides}")
 
@@ -58,17 +56,18 @@ def checked(path: Path, settings: list[str] | None, gpus: str | None = None) -> 
         raise typer.Exit(2) from error
 
 
-def _device_plan(config: "Config", gpus: str) -> str:
+def _device_plan(config: "Config", gpus: str) -> list[str]:
     from offbeat.placement.hardware import Hardware
     from offbeat.placement.nearest import plan_devices
     from offbeat.placement.shape import ModelShape
     from offbeat.preflight.checks import model_files
 
     shape = ModelShape.from_config(model_files(config).config)
-    return f"devices {plan_devices(config, shape, Hardware.parse(gpus))}"
+    plan = plan_devices(config, shape, Hardware.parse(gpus))
+    return [f"{shape.parameters / 1e6:.1f} M parameters", f"devices {plan}"]
 
 
-def _particulars(config: "Config") -> list[str]:
+def _particulars(config: "Config", gpus: str | None) -> list[str]:
     from offbeat.objective.presets import PRESETS
 
     preset = PRESETS[config.objective.preset]
@@ -78,7 +77,7 @@ def _particulars(config: "Config") -> list[str]:
         f"objective {preset.name}: needs {needs}; reported for {known} ({preset.lag_evidence})",
         _amount(config),
         *_model(config),
-        *_estimates(config),
+        *(_estimates(config) if gpus is None else _device_plan(config, gpus)),
     ]
 
 

@@ -107,9 +107,7 @@ def _suggest_model(path: Path) -> str:
     near = suggest_nearest(path.name, beside)
     if near.startswith("did"):
         return near
-    if len(path.parts) == 2 and not path.parent.exists():
-        return f"download a model of the hub first: hf download {path} --local-dir {path.name}"
-    return "give the directory of a Hugging Face model"
+    return "give the directory of a Hugging Face model, or its name on the hub, owner/name"
 
 
 def _check_task(config: Config) -> tuple[Task | None, list[str]]:

@@ -12,7 +12,7 @@ from offbeat.placement.hardware import Hardware
 from offbeat.placement.nearest import plan_devices
 from offbeat.placement.plan import DevicePlan
 from offbeat.placement.shape import ModelShape
-from offbeat.run.turns import SharedGpu, GpuUser
+from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)

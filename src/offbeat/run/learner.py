@@ -16,7 +16,7 @@ from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.run.build import make_trainer
 from offbeat.run.directory import RunDirectory
-from offbeat.run.turns import SharedGpu, GpuUser
+from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, prompt_at
 from offbeat.trainer.checkpoint import Checkpoints
