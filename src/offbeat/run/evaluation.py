@@ -71,7 +71,7 @@ class PolicyEvaluation:
 
     async def __call__(self, step: int) -> Mapping[str, Json]:
         asked = evaluation_prompts(self.config, self.task, self.tokenizer, step)
-        stops = (self.tokenizer.eos_token_id,)
+        stops = stop_tokens(self.model.generation_config, self.tokenizer)
         engine, at_once = HfEngine(self.model), self.config.workers.groups_at_once
         texts: list[tuple[str, Columns]] = []
         for start in range(0, len(asked), at_once):
