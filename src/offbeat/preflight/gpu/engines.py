@@ -33,6 +33,8 @@ from offbeat.types import Json
 TIED, UNTIED, SLEEP, DEATH = "engine tied", "engine untied", "sleep and wake", "owner death"
 START: Final = 480.0
 """Seconds until the engine has started, loaded and answered. Compiling and CUDA graphs take minutes at first."""
+PATIENCE: Final = 120.0
+"""Seconds that a turn on the GPU waits for the calls of the other side."""
 GONE_WITHIN: Final = 20.0
 """Seconds that vLLM's processes have to end after their owner."""
 KEPT_BYTES: Final = 512 << 20
@@ -49,12 +51,13 @@ def check_engine(device: str, *, _own: str = OWN, _extension: str = WORKER_PART)
         yield from (skipped(what, _NO_VLLM) for what in (TIED, SLEEP, DEATH))
         return
     free = _free_bytes(device)
-    with DoctorChild(_own, device=device, extension=_extension) as owner:
+    with (
+        tempfile.TemporaryDirectory(prefix="offbeat-doctor-") as folder,  # not the owner's: a killed process leaves it
+        DoctorChild(_own, device=device, folder=folder, extension=_extension) as owner,
+    ):
         reported = []
         try:
-            while message := owner.receive(START):
-                if "ready" in message:
-                    break
+            while (message := owner.receive(START)) and "ready" not in message:
                 reported.append(message["what"])
                 yield GpuFinding.from_json(message)
         except (ChildFailed, DeadlinePassed) as error:
@@ -64,30 +67,28 @@ def check_engine(device: str, *, _own: str = OWN, _extension: str = WORKER_PART)
         yield _orphans(owner, device, free)
 
 
-def own_engine(device: str, extension: str = WORKER_PART) -> Iterator[dict[str, Json]]:
+def own_engine(device: str, folder: str, extension: str = WORKER_PART) -> Iterator[dict[str, Json]]:
     """Be the owner of an engine: yield the findings of load and sleep, then wait to be killed."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="offbeat-doctor-") as folder, asyncio.Runner() as runner:
-        directory, model = Path(folder), doctor_llama(tied=True)
-        save_model(directory, model)
-        gpu = SharedGpu(lambda turn: None, patience=120.0)
+    directory = Path(folder)
+    save_model(directory, doctor_llama(tied=True))
 
-        async def start() -> Engine:
-            return await _start_vllm(directory, device, extension=extension, sleeps=device == "cuda")
+    async def start() -> Engine:
+        return await _start_vllm(directory, device, extension=extension, sleeps=device == "cuda")
 
+    async def start_hf() -> Engine:
+        return HfEngine.start(directory)
+
+    with asyncio.Runner() as runner:
+        gpu = SharedGpu(lambda turn: None, PATIENCE)
         engine = runner.run(gpu.start(start))
         loaded = runner.run(load_and_compare(engine, tied=True))
         yield finding_of(TIED, loaded, "one device, CUDA graphs" if device == "cuda" else "one process").to_json()
-        if device == "cuda":
-            yield sleep_finding(runner.run(take_turns(gpu, engine, device)), device).to_json()
-        else:
-            gpu = SharedGpu(lambda turn: None, patience=120.0)
-
-            async def start_hf() -> Engine:
-                return HfEngine.start(directory)
-
-            stand_in = runner.run(gpu.start(start_hf))
-            yield sleep_finding(runner.run(take_turns(gpu, stand_in, device)), device).to_json()
+        sleeper = engine
+        if device == "cpu":
+            gpu = SharedGpu(lambda turn: None, PATIENCE)
+            sleeper = runner.run(gpu.start(start_hf))
+        yield sleep_finding(runner.run(take_turns(gpu, sleeper, device)), device).to_json()
         yield {"ready": True}
         runner.run(asyncio.sleep(600))
 

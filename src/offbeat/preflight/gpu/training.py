@@ -44,7 +44,7 @@ name = '{task}'
 
 [engine]
 kind = "{engine}"
-max_prompt_tokens = 16
+max_prompt_tokens = 40
 
 [sampling]
 max_tokens = 8
