@@ -57,6 +57,10 @@ class DoctorChild:
         os.close(self._reading)
         self._log.close()
 
+    def fileno(self) -> int:
+        """For `select`: readable when a message has arrived or the process has ended."""
+        return self._reading
+
     @property
     def pid(self) -> int:
         return self._process.pid

@@ -1,9 +1,12 @@
 """Check ranks: a step of two ranks that hold the model in slices moves the policy as one rank does."""
 
+import select
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -41,12 +44,11 @@ def check_ranks(device: str, *, _step: str = STEP) -> Iterator[GpuFinding]:
         settings: dict[str, Json] = {"size": 2, "rendezvous": f"file://{folder}/meet", "device": device}
         with DoctorChild(_step, rank=0, **settings) as first, DoctorChild(_step, rank=1, **settings) as second:
             try:
-                found, other = first.receive(LIMIT), second.receive(LIMIT)
+                found, other = _receive_all([first, second])
             except (ChildFailed, DeadlinePassed) as error:
                 log = "\n".join([first.log(), second.log()])
-                yield GpuFinding(**vars(broken("ranks", f"two ranks with {backend}: {error}", fix)) | {"log": log})
+                yield replace(broken("ranks", f"two ranks with {backend}: {error}", fix), log=log)
                 return
-    assert found is not None and other is not None
     norms = max(abs(one["norm"] / one["norm_alone"] - 1) for one in (found, other))
     numbers: dict[str, Json] = {"move": found["move"], "norm": norms, "backend": backend}
     if not (found["move"] <= SAME_MOVE and norms <= SAME_NORM):
@@ -55,6 +57,17 @@ def check_ranks(device: str, *, _step: str = STEP) -> Iterator[GpuFinding]:
         return
     detail = f"two ranks with {backend} move the policy as one does, within {found['move']:.1g} of the move"
     yield passed("ranks", f"{detail} (limit {SAME_MOVE})", **numbers)
+
+
+def _receive_all(ranks: Sequence[DoctorChild]) -> list[dict[str, Any]]:
+    """Return the result of each rank; raise as soon as one fails, because the others would wait for it."""
+    deadline, found = time.monotonic() + LIMIT, dict[DoctorChild, dict[str, Any]]()
+    while missing := [child for child in ranks if child not in found]:
+        left = max(0.1, deadline - time.monotonic())
+        ready, _, _ = select.select(missing, [], [], left)
+        for child in ready or missing:
+            found[child] = child.receive(left if ready else 0.0) or {}
+    return [found[child] for child in ranks]
 
 
 def step(rank: int, size: int, rendezvous: str, device: str) -> Iterator[dict[str, Json]]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +58,7 @@ token_budget = 2048
 
 [run]
 patience = 300.0
+silence = 60.0
 """
 
 
@@ -109,7 +111,7 @@ def judge_training(events: Sequence[Mapping[str, Json]], code: int | None, log: 
     if problems:
         fix = f"read the output in the report (--json); else {ATTACH}"
         found = broken("training", f"a run of {STEPS} steps with {engine}: {'; '.join(problems)}", fix)
-        return GpuFinding(**vars(found) | {"log": log})
+        return replace(found, log=log)
     shown = ", ".join(f"{one:.2f}" for one in rewards if isinstance(one, float))
     detail = f"{STEPS} steps in lockstep with {engine}, rewards {shown}; every version passed its probe"
     return passed("training", detail, rewards=rewards, engine=engine)
