@@ -171,6 +171,7 @@ def drive(config: Config, directory: RunDirectory, *, progress: bool = True) -> 
     from rich.console import Console
     from transformers.utils.logging import disable_progress_bar
 
+    from offbeat.preflight.gpu.once import require_checked_gpu
     from offbeat.reports.live import LiveView
 
     if config.run.place == "ray":
@@ -178,6 +179,7 @@ def drive(config: Config, directory: RunDirectory, *, progress: bool = True) -> 
     else:
         from offbeat.run.local import train as run
 
+    require_checked_gpu(lambda line: print(line, file=sys.stderr))
     model_directory(config.model.path, config.model.revision)  # a download shows its progress before the view starts
     disable_progress_bar()  # the view has its own
     loops: list[Loop] = []

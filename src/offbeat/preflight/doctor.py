@@ -31,6 +31,8 @@ class FindingState(StrEnum):
     OK = "ok"
     MISSING = "missing"
     """Not there; needed only for some features."""
+    SKIPPED = "skipped"
+    """Not checked, because it cannot be on this machine."""
     BROKEN = "BROKEN"
     """There, but it does not work."""
 
