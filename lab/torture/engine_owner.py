@@ -2,14 +2,11 @@
 
     python -m lab.torture.engine_owner              20 kills each; half an hour; writes rows gpu.5.*
     python -m lab.torture.engine_owner --short      2 kills each; records nothing
-    python -m lab.torture.engine_owner own DIR SHAPE    internal: an owner that waits to be killed
 
 `mp` has an engine core and one or two workers, `uni` one process that is both, as on a single GPU. Every owner starts
 the real vLLM. A third of them are killed during the start, a third while they generate, the others while idle.
 """
 
-import argparse
-import asyncio
 import os
 import random
 import signal
@@ -17,25 +14,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lab.bench.engine_runs import engine_for, prompts
 from lab.figures import Figure, command_parser, report
+from lab.fixtures.engine_owner import SHAPES
 from lab.fixtures.tiny_model import save_llama
-from offbeat.rollout.engine import Request, Sampling
 
 KILLS: Final = 20
 LIMIT: Final = 20.0
 LONGEST_START: Final = 180.0
-SHAPES: Final[Mapping[str, tuple[int, str]]] = {
-    "uni": (1, "vllm.v1.executor.uniproc_executor.UniProcExecutor"),  # by this name also on CPU, where "uni" means mp
-    "mp": (1, "mp"),
-    "mp2": (2, "mp"),
-}
-"""Tensor parallel size and executor."""
 MOMENTS: Final = ("start", "generate", "idle")
 
 
@@ -50,19 +39,6 @@ class Kill:
     left: int
     seconds: float
     """Until nothing was left, at most `LIMIT`."""
-
-
-async def own(directory: Path, shape: str) -> None:
-    """Own an engine until killed; print what it does."""
-    size, executor = SHAPES[shape]
-    print("start", flush=True)
-    async with engine_for(directory, tensor_parallel=size, extra={"distributed_executor_backend": executor}) as engine:
-        await engine.logprobs([[5, 6, 7]])
-        print("idle", flush=True)
-        for number in range(1_000_000):
-            work = engine.generate([Request(f"g{number}", prompts(1, number)[0], 8, Sampling(150, ()), number)])
-            print("generate", flush=True)
-            await work
 
 
 def session(leader: int) -> list[int]:
@@ -81,7 +57,7 @@ def session(leader: int) -> list[int]:
 def kill_owner(directory: Path, shape: str, moment: str, delay: float) -> Kill:
     """Start an owner, kill it `delay` seconds after a moment, and wait until nothing is left of its engine."""
     with subprocess.Popen(
-        [sys.executable, "-m", "lab.torture.engine_owner", "own", str(directory), shape],
+        [sys.executable, "-m", "lab.fixtures.engine_owner", str(directory), shape],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -147,13 +123,7 @@ def figure(name: str, kills: list[Kill]) -> Figure:
 
 def main() -> int:
     """Run the command; return its exit status."""
-    parser = command_parser(__doc__, short="2 kills each; records nothing")
-    parser.add_argument("own", nargs="*", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.own:
-        _, directory, shape = asked.own
-        asyncio.run(own(Path(directory), shape))
-        return 0
+    asked = command_parser(__doc__, short="2 kills each; records nothing").parse_args()
     kills = 2 if asked.short else KILLS
     uni = report(asked.short, figure("uni", torture(("uni",), kills, seed=2)))
     mp = report(asked.short, figure("mp", torture(("mp", "mp2"), kills, seed=1)))

@@ -1,6 +1,5 @@
 """Processes of an engine end with their owner, whatever the shape of the tree and whenever it is killed."""
 
-import copy
 import os
 import pickle
 import signal
@@ -12,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.engine_owner import SHAPES
 from lab.fixtures.tiny_model import save_llama
-from lab.torture.engine_owner import LIMIT, SHAPES, kill_owner, session
+from lab.torture.engine_owner import LIMIT, kill_owner, session
+from offbeat.rollout import vllm_owner
 from offbeat.rollout.vllm_owner import OwnerTie, start_time
 
 TREE = """
@@ -22,27 +23,26 @@ from offbeat.rollout import vllm_owner
 
 vllm_owner.ORPHAN_GRACE = 1.0
 context = multiprocessing.get_context("spawn")
+if __name__ != "__main__" and sys.argv[2] == "race":
+    time.sleep(2)  # the owner dies before anything is unpickled
 
-class Slow:
-    def __reduce__(self):
-        return time.sleep, (2,)
-
-def worker(tie):
+def worker():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("ready", flush=True)
     time.sleep(600)
 
-def core(slow, tie, workers):
+def core(workers):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as vLLM's core does during its start
     for _ in range(workers):
-        context.Process(target=worker, args=(tie,)).start()
+        context.Process(target=worker).start()
     if not workers:
         print("ready", flush=True)
     time.sleep(600)
 
 if __name__ == "__main__":
     workers, race = int(sys.argv[1]), sys.argv[2] == "race"
-    context.Process(target=core, args=(Slow() if race else None, vllm_owner.OwnerTie(), workers)).start()
+    with vllm_owner.tied_children():
+        context.Process(target=core, args=(workers,)).start()
     if race:
         print("ready\\n" * max(1, workers), flush=True)
     time.sleep(600)
@@ -73,10 +73,9 @@ def test_a_tree_that_ignores_sigterm_ends_with_its_owner(tmp_path: Path, workers
     assert not session(owner.pid)
 
 
-def test_the_tie_does_nothing_in_the_owner_itself() -> None:
-    tie = OwnerTie()
-    assert copy.deepcopy({"offbeat": tie})["offbeat"].owner == tie.owner
-    assert pickle.loads(pickle.dumps(tie)).owner == (os.getpid(), start_time(os.getpid()))
+def test_the_owner_is_not_tied_to_itself() -> None:
+    tie = OwnerTie(os.getpid(), start_time(os.getpid()))
+    assert pickle.loads(pickle.dumps(tie)) == tie and not vllm_owner._watched
 
 
 def test_a_pid_that_now_belongs_to_another_process_is_not_the_owner() -> None:

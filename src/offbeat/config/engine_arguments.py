@@ -21,7 +21,6 @@ _SETTINGS: Final = {
 }
 """Arguments of vLLM that have a setting of their own."""
 _SET_BY_OFFBEAT: Final = (
-    "additional_config",
     "disable_log_stats",
     "enable_log_requests",
     "enable_prefix_caching",
@@ -43,6 +42,7 @@ _SAMPLING: Final = (
     "*revision*",
     "*rounding*",
     "*tokenizer*",
+    "additional_config",
     "config_format",
     "convert",
     "diffusion_config",

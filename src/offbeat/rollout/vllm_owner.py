@@ -3,9 +3,10 @@
     mp   owner ── engine core ── worker, worker …        uni (one GPU)   owner ── engine core, which is also the worker
 
 vLLM does not look after its engine core when the owner is killed, and an orphan keeps the GPU's memory. So every
-process of the tree watches the owner by itself, whatever the executor. An `OwnerTie` is part of vLLM's configuration,
-which vLLM pickles for each process that it spawns, and unpickling it starts the watch. That is the first thing such a
-process does, so there is no moment during the start in which the owner could die unnoticed.
+process of the tree watches the owner by itself, whatever the executor. `tied_children` puts an `OwnerTie` into what
+multiprocessing pickles for a spawned process, ahead of the function to run; unpickling it starts the watch. That is
+before the process imports vLLM, so there is no moment during the start in which the owner could die unnoticed. The
+tie stays in the process and goes on to its own children.
 """
 
 import multiprocessing
@@ -14,14 +15,30 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 ORPHAN_GRACE: Final = 5.0
 """Seconds between the owner's death and the SIGKILL of what is left. An orphaned engine core rarely ends sooner: vLLM
 waits for its last messages to be read."""
-_watched: set[tuple[int, int]] = set()
+_KEY: Final = "offbeat_owner"
+_watched: "set[OwnerTie]" = set()
+
+
+@contextmanager
+def tied_children() -> Iterator[None]:
+    """Tie the processes that multiprocessing spawns meanwhile, and their children, to this process."""
+    # A private attribute, but the only part of a spawned process that is unpickled before its imports.
+    config: dict[str, object] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = config.get(_KEY)
+    config[_KEY] = OwnerTie(os.getpid(), start_time(os.getpid()))
+    try:
+        yield
+    finally:
+        config[_KEY] = before
 
 
 def start_time(pid: int) -> int:
@@ -29,33 +46,21 @@ def start_time(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[19])
 
 
-class OwnerTie(str):
-    """Text for vLLM's `additional_config` that ties whichever process unpickles it to the process that made it.
+@dataclass(frozen=True)
+class OwnerTie:
+    """Ties the process that unpickles it to its owner."""
 
-    The text is always the same, because vLLM hashes it into the name of its compile cache.
+    pid: int
+    started: int
 
-    >>> OwnerTie()
-    'tied to its owner'
-    """
-
-    __slots__ = ("owner",)
-    owner: tuple[int, int]
-
-    def __new__(cls) -> "OwnerTie":
-        tie = super().__new__(cls, "tied to its owner")
-        tie.owner = (os.getpid(), start_time(os.getpid()))
-        return tie
-
-    def __reduce__(self) -> tuple[Callable[[int, int], "OwnerTie"], tuple[int, int]]:
-        return _arrive, self.owner
+    def __reduce__(self) -> "tuple[Callable[[int, int], OwnerTie], tuple[int, int]]":
+        return _arrive, (self.pid, self.started)
 
 
 def _arrive(pid: int, started: int) -> OwnerTie:
-    """Live with the owner from now on. Called by pickle, and also by `copy.deepcopy`, so it may run many times."""
-    tie = OwnerTie()
-    tie.owner = (pid, started)
-    if pid != os.getpid() and tie.owner not in _watched:
-        _watched.add(tie.owner)
+    tie = OwnerTie(pid, started)
+    if pid != os.getpid() and tie not in _watched:
+        _watched.add(tie)
         live_with(pid, started)
     return tie
 

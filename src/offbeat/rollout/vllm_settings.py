@@ -14,7 +14,7 @@ from offbeat.errors import ConfigError, suggest_nearest
 from offbeat.imports import temporary_environment
 from offbeat.rollout.engine import Sampling
 from offbeat.rollout.sharding import check_tensor_parallel
-from offbeat.rollout.vllm_owner import OwnerTie
+from offbeat.rollout.vllm_owner import tied_children
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -131,14 +131,13 @@ def start_llm(settings: Mapping[str, object], extra: Mapping[str, object], aroun
         "logprobs_mode": "processed_logprobs",  # those of the sampled distribution
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        "additional_config": {"offbeat": OwnerTie()},
     }
     known = {field.name for field in fields(AsyncEngineArgs)}
     if unknown := [name for name in extra if name not in known]:
         raise ConfigError(
             [f"engine.extra.{name} is not an engine argument of vLLM; {_nearest(name, known)}" for name in unknown]
         )
-    with _STARTING, environment(around):
+    with _STARTING, environment(around), tied_children():
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**{**arguments, **extra}))
 
 
@@ -161,7 +160,7 @@ def environment(around: Surroundings) -> Iterator[None]:
         "OMP_NUM_THREADS": str(around.threads),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked process would unpickle nothing, so no `OwnerTie` either
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `tied_children` does not reach forked ones
         "HF_HUB_OFFLINE": "1",
     }
     if "VLLM_LOGGING_LEVEL" not in os.environ:
