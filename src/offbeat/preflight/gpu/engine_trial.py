@@ -18,7 +18,7 @@ from offbeat.preflight.gpu.models import doctor_llama
 from offbeat.rollout.engine import Engine, Request, Sampling, Weights
 from offbeat.rollout.parity import FLOOR, SLACK, Prober
 from offbeat.run.quickstart import VOCABULARY
-from offbeat.run.turns import SharedEngine, SharedGpu, Turn
+from offbeat.run.turns import GpuUser, SharedEngine, SharedGpu
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.types import UNKNOWN, Completion
 from offbeat.weights.probe import Probe, probe_sequences
@@ -68,7 +68,7 @@ async def take_turns(gpu: SharedGpu, engine: SharedEngine, device: str) -> dict[
     probe = [list(one) for one in _sequences()]
     before, answers = await engine.logprobs(probe), (await engine.generate([_request(5)]))[0]
     awake = _used_bytes(device)
-    async with gpu.take(Turn.TRAINER):
+    async with gpu.take(GpuUser.TRAINER):
         asleep = _used_bytes(device)
     after, again = await engine.logprobs(probe), (await engine.generate([_request(5)]))[0]
     moved = max(float(np.abs(a - b).mean()) for a, b in zip(before, after, strict=True))
