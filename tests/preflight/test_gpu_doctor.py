@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from lab.fixtures import gpu_faults
@@ -14,7 +17,7 @@ from offbeat import api
 from offbeat.cli.main import app
 from offbeat.errors import DeadlinePassed, RunError
 from offbeat.placement.hardware import Hardware
-from offbeat.preflight.gpu import attention, copies, once, session
+from offbeat.preflight.gpu import attention, copies, engines, once, ranks, session
 from offbeat.preflight.gpu.child import ChildFailed, DoctorChild, descendants, is_running
 from offbeat.preflight.gpu.engine_trial import span_problems
 from offbeat.preflight.gpu.finding import GpuFinding, broken, passed, skipped
@@ -71,6 +74,29 @@ def test_an_engine_that_wakes_with_its_weights_passes() -> None:
     assert not finding.broken and "transformers engine" in finding.detail and finding.numbers["turns"] == 3
 
 
+def test_with_one_gpu_ranks_are_skipped_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    [finding] = ranks.check_ranks("cuda")
+    assert finding.state == "skipped" and "one GPU" in finding.detail
+
+
+def test_a_sleeping_engine_that_keeps_gpu_memory_is_broken() -> None:
+    kept = {"problems": ["asleep it lets go of only 0.1 GB of GPU memory"], "numbers": {"freed GB": 0.1}}
+    freed = {"problems": [], "numbers": {"freed GB": 2.1}}
+    assert engines.sleep_finding(kept, "cuda").broken
+    assert "2.1 GB of GPU memory free" in engines.sleep_finding(freed, "cuda").detail
+
+
+def test_gpu_memory_that_does_not_come_back_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_free_bytes", lambda device: 1 << 30)
+    with DoctorChild("tests.preflight.child_work:waiting") as owner:
+        assert owner.receive(60)
+        for pid in descendants(owner.pid):
+            os.kill(pid, signal.SIGKILL)
+        finding = engines._orphans(owner, "cuda", free=4 << 30)
+    assert finding.broken and "3.2 GB of GPU memory" in finding.detail
+
+
 def test_copies_are_measured_and_a_publish_is_estimated() -> None:
     speeds = copies.copy_speeds("cpu", 16 << 20)
     assert speeds.keys() == copies.FLOORS.keys() == copies.FIXES.keys() and min(speeds.values()) > 0
@@ -100,7 +126,8 @@ def _span(version: int, start: int, end: int) -> VersionSpan:
     return VersionSpan(version, start, end)
 
 
-STEPS: list[dict[str, Json]] = [{"kind": "worker ready"}, *({"kind": "step", "reward_mean": 0.5} for _ in range(3))]
+STEP: dict[str, Json] = {"kind": "step", "metrics": {"reward_mean": 0.5}, "lags": [0, 0]}
+STEPS: list[dict[str, Json]] = [{"kind": "worker ready"}, STEP, STEP, STEP]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +136,7 @@ STEPS: list[dict[str, Json]] = [{"kind": "worker ready"}, *({"kind": "step", "re
         (STEPS[:3], 0, "rewards of 3 steps"),
         (STEPS[1:], 0, "passed its probe"),
         ([*STEPS, {"kind": "worker recovered", "why": "version 2 failed its probe"}], 0, "version 2 failed its probe"),
+        ([*STEPS[:3], STEP | {"lags": [0, 1]}], 0, "an earlier version"),
         (STEPS, 1, "exit code 1"),
         (STEPS, None, "did not end"),
     ],

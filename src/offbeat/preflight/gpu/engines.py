@@ -21,7 +21,7 @@ import torch
 from offbeat.errors import DeadlinePassed, OffbeatError
 from offbeat.imports import install_command, missing_modules
 from offbeat.preflight.gpu.child import ChildFailed, DoctorChild, descendants, is_running
-from offbeat.preflight.gpu.engine_trial import SHARE, load_and_compare, take_turns
+from offbeat.preflight.gpu.engine_trial import CACHE_BYTES, load_and_compare, take_turns
 from offbeat.preflight.gpu.finding import ATTACH, GpuFinding, broken, passed, skipped
 from offbeat.preflight.gpu.models import doctor_llama, save_model
 from offbeat.rollout.engine import Engine
@@ -31,6 +31,8 @@ from offbeat.run.turns import SharedGpu
 from offbeat.types import Json
 
 TIED, UNTIED, SLEEP, DEATH = "engine tied", "engine untied", "sleep and wake", "owner death"
+SHARE: Final = 0.3
+"""Share of a GPU that must be free for the engine of a check."""
 START: Final = 480.0
 """Seconds until the engine has started, loaded and answered. Compiling and CUDA graphs take minutes at first."""
 PATIENCE: Final = 120.0
@@ -128,6 +130,7 @@ async def _start_vllm(directory: Path, device: str, *, extension: str, split: in
         max_model_len=64,
         max_num_seqs=8,
         gpu_memory_utilization=SHARE,
+        extra={"kv_cache_memory_bytes": CACHE_BYTES} if device == "cuda" else {},
         tensor_parallel=split,
         devices=tuple(range(split)) if device == "cuda" else None,
         sleeps=sleeps,

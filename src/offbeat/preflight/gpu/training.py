@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from offbeat.events import EventKind
 from offbeat.imports import missing_modules
@@ -95,7 +95,8 @@ def _run(command: Sequence[str], place: Path) -> tuple[str, int | None]:
 
 def judge_training(events: Sequence[Mapping[str, Json]], code: int | None, log: str, engine: str) -> GpuFinding:
     """Judge a run by its events, exit code and output."""
-    rewards = [event.get("reward_mean") for event in events if event["kind"] == EventKind.STEP]
+    steps = [cast("dict[str, Any]", event) for event in events if event["kind"] == EventKind.STEP]
+    rewards = [step["metrics"].get("reward_mean") for step in steps]
     troubles = (EventKind.WORKER_LOST, EventKind.WORKER_RECOVERED, EventKind.FAILED)
     trouble = [f"{event['kind']}: {event.get('why', '')}" for event in events if event["kind"] in troubles]
     ready = [event for event in events if event["kind"] == EventKind.WORKER_READY]
@@ -106,6 +107,8 @@ def judge_training(events: Sequence[Mapping[str, Json]], code: int | None, log: 
         problems.append(f"it ended with exit code {code}")
     if len(rewards) != STEPS or not all(isinstance(one, float) and math.isfinite(one) for one in rewards):
         problems.append(f"rewards of {STEPS} steps expected, found {rewards}")
+    if any(lag for step in steps for lag in step["lags"]):
+        problems.append("a step trained on groups of an earlier version, although every step is published")
     if not ready:
         problems.append("no worker loaded a version and passed its probe")
     if problems:
