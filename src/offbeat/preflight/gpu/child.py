@@ -26,6 +26,7 @@ from offbeat.imports import resolve
 from offbeat.types import Json
 
 LOG_BYTES: Final = 6000
+KILL_SECONDS: Final = 5.0
 SKIP: Final = "OFFBEAT_SKIP_DOCTOR"
 """Set in the environment, runs do not check the machine before they start."""
 
@@ -96,10 +97,14 @@ class DoctorChild:
 
     def kill(self) -> None:
         """Kill the process and its descendants; do nothing if it has ended."""
-        for pid in [self.pid, *descendants(self.pid)]:
+        family = [self.pid, *descendants(self.pid)]
+        for pid in family:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        deadline = time.monotonic() + KILL_SECONDS  # the kernel ends a process some time after the signal
+        while any(is_running(pid) for pid in family) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def kill_alone(self) -> None:
         """Kill the process as the kernel does when memory runs out: its descendants are left to themselves."""

@@ -43,6 +43,9 @@ KEPT_BYTES: Final = 512 << 20
 """GPU memory that may differ before and after: other processes and allocators."""
 WORKER_PART: Final = "offbeat.rollout.vllm_worker.WorkerPart"
 OWN: Final = "offbeat.preflight.gpu.engines:own_engine"
+_WRONG_FIX: Final = (
+    f'install the versions of {install_command("vllm")}, or set engine.kind = "hf" meanwhile; else {ATTACH}'
+)
 _ENGINE_FIX: Final = f'free the GPU (nvidia-smi shows who uses it), or set engine.kind = "hf" meanwhile; else {ATTACH}'
 _NO_VLLM: Final = f"vllm is not installed: {install_command('vllm')}"
 
@@ -141,7 +144,7 @@ async def _start_vllm(directory: Path, device: str, *, extension: str, split: in
 def finding_of(what: str, found: dict[str, Any], how: str) -> GpuFinding:
     """Judge what `load_and_compare` measured."""
     if found["problems"]:
-        return broken(what, f"{how}: {'; '.join(found['problems'])}", _ENGINE_FIX, **found["numbers"])
+        return broken(what, f"{how}: {'; '.join(found['problems'])}", _WRONG_FIX, **found["numbers"])
     numbers = found["numbers"]
     detail = (
         f"{how}: serves both versions that it loaded, |Δlogp| {numbers['probe gap']:.1g} in probes (tolerance "
