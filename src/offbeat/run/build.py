@@ -52,6 +52,7 @@ from offbeat.trainer.loading import load_policy_model
 from offbeat.trainer.optimizer import Decay, MasterAdamW, OptimizerSettings, Schedule
 from offbeat.trainer.trainer import StepSettings, Trainer
 from offbeat.types import Json
+from offbeat.weights.probe import LENGTH as PROBE_LENGTH
 from offbeat.weights.subscriber import Subscription
 
 disable_progress_bar()  # the progress bar of transformers would break the live view
@@ -290,7 +291,7 @@ async def start_engine(config: Config, place: EnginePlace | None = None) -> Engi
     return await VllmEngine.start(
         path,
         dtype=config.model.serve,
-        max_model_len=engine.max_prompt_tokens + config.sampling.max_tokens,
+        max_model_len=max(engine.max_prompt_tokens + config.sampling.max_tokens, PROBE_LENGTH + 1),
         max_num_seqs=config.workers.groups_at_once * config.group_size,
         on_update=engine.on_update,
         threads=engine.threads,

@@ -6,7 +6,7 @@ probe proves that the engine computes with them.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,8 @@ from offbeat.seeds import derive
 from offbeat.types import Json
 
 Sequences = tuple[tuple[int, ...], ...]
+LENGTH: Final = 24
+"""Tokens of a probe's sequences. An engine must be able to read one more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,7 @@ class Probe:
             raise ProbeError(f"this is not a probe: {error!r}") from None
 
 
-def probe_sequences(texts: Sequence[Sequence[int]], vocab_size: int, seed: int, length: int = 24) -> Sequences:
+def probe_sequences(texts: Sequence[Sequence[int]], vocab_size: int, seed: int, length: int = LENGTH) -> Sequences:
     """Return the sequences of a probe: the given ones cut to `length`, and as many random ones.
 
     Real text shows what is served. Log-probs of random tokens react most to a change of weights, so they reveal small
