@@ -1,0 +1,85 @@
+"""A run follows its device plan: each engine gets the devices and the share of memory that the plan gives it."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.config import Config, parse
+from offbeat.errors import CannotPlace
+from offbeat.objective.presets import PRESETS
+from offbeat.placement.hardware import Hardware
+from offbeat.placement.plan import EnginePlace
+from offbeat.rollout import vllm
+from offbeat.run.build import start_engine
+from offbeat.run.devices import plan_run, shared_gpu
+from offbeat.run.turns import GpuUser
+from offbeat.weights.probe import LENGTH
+from tests.trainer.small import a_trainer
+
+MODELS = Path(__file__).parent.parent / "placement" / "models"
+
+
+@pytest.fixture
+def half_billion(tmp_path: Path) -> Config:
+    (tmp_path / "config.json").write_text((MODELS / "qwen2.5-0.5b.json").read_text(encoding="utf-8"))
+    return parse({"model": {"path": str(tmp_path)}})
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the arguments with which an engine is started."""
+    found: dict[str, Any] = {}
+
+    async def start(model_dir: Path, **arguments: Any) -> None:
+        found.update(arguments)
+
+    monkeypatch.setattr(vllm.VllmEngine, "start", start)
+    return found
+
+
+def test_an_engine_starts_where_the_plan_puts_it(half_billion: Config, asked: dict[str, Any]) -> None:
+    plan = plan_run(half_billion, Hardware.parse("1x24"))
+    assert plan is not None
+    asyncio.run(start_engine(half_billion, plan.engines[0]))
+    assert asked["devices"] == (0,) and asked["sleeps"] == plan.engines[0].sleeps
+    assert asked["gpu_memory_utilization"] == plan.engines[0].share < 0.9
+    asyncio.run(start_engine(half_billion, EnginePlace(0, (2, 3), 0.9)))
+    assert asked["devices"] == (2, 3) and not asked["sleeps"]
+
+
+def test_an_engine_can_read_its_probe_however_short_completions_are(tmp_path: Path, asked: dict[str, Any]) -> None:
+    short = parse({"model": {"path": str(tmp_path)}, "engine": {"max_prompt_tokens": 8}, "sampling": {"max_tokens": 4}})
+    asyncio.run(start_engine(short))
+    assert asked["max_model_len"] > LENGTH
+
+
+def test_without_a_gpu_there_is_no_plan(half_billion: Config) -> None:
+    assert plan_run(half_billion, None) is None
+
+
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(half_billion: Config) -> None:
+    with pytest.raises(CannotPlace, match="nearest that fits"):
+        plan_run(half_billion, Hardware.parse("1x8"))
+
+
+def test_a_model_that_cannot_be_estimated_runs_without_a_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
+    with caplog.at_level(logging.WARNING):
+        assert plan_run(parse({"model": {"path": str(tmp_path)}}), Hardware.parse("8x80")) is None
+    assert "mixture of experts" in caplog.text
+
+
+def test_only_an_engine_that_sleeps_shares_the_gpu_in_turns(half_billion: Config) -> None:
+    trainer = a_trainer(PRESETS["grpo"].objective)
+    turns = plan_run(half_billion, Hardware.parse("1x20"))
+    alone = plan_run(half_billion, Hardware.parse("2x24"))
+    assert turns is not None and turns.engines[0].sleeps
+    assert shared_gpu(None, trainer, 60) is None and shared_gpu(alone, trainer, 60) is None
+    gpu = shared_gpu(turns, trainer, 60)
+    assert gpu is not None and gpu.turn is GpuUser.TRAINER
+    gpu.move_optimizer(GpuUser.ENGINE)
+    gpu.move_optimizer(GpuUser.TRAINER)
