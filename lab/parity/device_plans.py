@@ -101,7 +101,6 @@ def fits(plan: DevicePlan, config: Config) -> None:
         assert size <= total, f"{where} holds {size / GIB:.1f} of {total / GIB:.1f} GiB"
     if plan.engine is not None and plan.engines:
         assert plan.engine.least <= plan.engines[0].share * total
-    assert str(plan).count("GPU ") >= len(everywhere)
 
 
 def main() -> None:

@@ -54,12 +54,16 @@ def load_config(source: Source | None = None, /, **settings: Any) -> Config:
     return _load(source, settings)
 
 
-def check(source: Source | None = None, /, **settings: Any) -> str:
+def check(source: Source | None = None, /, *, gpus: str | None = None, **settings: Any) -> str:
     """Return what a configuration will do, in words, or raise `ConfigError` with everything that prevents it.
 
-    Checks what is outside the file too: model files, data, installed extras, memory.
+    Checks what is outside the file too: model files, data, installed extras, memory. With `gpus`, for instance "8x80",
+    it plans the run for that hardware, and the result has the device plan.
     """
-    return checked(source, settings).plan
+    from offbeat.preflight.checks import device_plan
+
+    config = checked(source, settings, gpus=gpus)
+    return config.plan if gpus is None else f"{config.plan}\n{device_plan(config, gpus)}"
 
 
 def train(
@@ -81,7 +85,7 @@ def train(
         progress: Show a progress display in a terminal or notebook, plain lines elsewhere.
         settings: Any setting of the configuration, for example `steps=100, sync={"every": 10}`.
     """
-    config = checked(source, settings)
+    config = checked(source, settings, to_run=True)
     directory = RunDirectory(Path(out) if out is not None else _default_directory(source))
     directory.create(config)
     drive(config, directory, progress=progress)
@@ -236,21 +240,27 @@ def _outside_event_loop(run: Callable[[], Result]) -> Result:
 
 
 def checked(
-    source: Source | None, settings: Mapping[str, Any], overrides: Sequence[str] = (), gpus: str | None = None
+    source: Source | None,
+    settings: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    gpus: str | None = None,
+    *,
+    to_run: bool = False,
 ) -> Config:
     """Return a configuration that can run here, or on other `gpus` such as "8x80".
 
-    `overrides` are texts such as "sync.every=10" for a TOML file.
+    `overrides` are texts such as "sync.every=10" for a TOML file. With `to_run`, it must fit on this machine's GPUs,
+    which torch is asked for; so it is known before anything large is downloaded.
     """
     from offbeat.placement.hardware import Hardware
     from offbeat.preflight.checks import check_devices, preflight
 
-    if gpus is None:
-        return _pinned(_load(source, settings, overrides, also=preflight))
-    hardware = Hardware.parse(gpus)
-
     def problems(config: Config) -> list[str]:
-        return preflight(config, here=False) or check_devices(config, hardware)
+        found = preflight(config, here=gpus is None)
+        hardware = Hardware.parse(gpus) if gpus is not None else None
+        if to_run and config.run.place == "local":  # a Ray cluster is asked when the run starts
+            hardware = Hardware.detect()
+        return found if found or hardware is None else check_devices(config, hardware)
 
     return _pinned(_load(source, settings, overrides, also=problems))
 

@@ -52,7 +52,9 @@ class EventSpec:
 
 EVENTS: Final = {
     EventKind.ESTIMATED: EventSpec(
-        "the memory of a step, term by term; the largest micro-batch was computed once to verify it", routine=True
+        "the memory of a step, term by term (`memory`), after the largest micro-batch was computed once to verify it "
+        "(`worst_seconds`); on GPUs also the device plan (`devices`)",
+        routine=True,
     ),
     EventKind.RESUMED: EventSpec("the run continues from a checkpoint at this step"),
     EventKind.WORKER_JOINED: EventSpec("on Ray: a node offers a slot, and a worker starts on it"),

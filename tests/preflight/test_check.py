@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import offbeat
 from lab.attacks.broken_configs import GOOD, Broken, cases, make_places
 from offbeat import imports as extras
 from offbeat.cli.main import app
+from offbeat.placement.hardware import Hardware
 from offbeat.sandbox import jail, open_sandbox
 
 CASES = cases()
@@ -131,3 +133,22 @@ def test_check_imports_no_torch(places: Path, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True)
     assert "is valid" in done.stdout and done.stdout.strip().endswith("[]"), done.stdout + done.stderr
+
+
+def test_gpus_are_planned_before_a_run_is_created(
+    places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(GOOD.replace("{places}", str(places)))
+    monkeypatch.setattr(Hardware, "detect", classmethod(lambda cls: Hardware(1, 1, 0.5)))
+    result = run(app, ["train", str(file), "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2 and "nearest that fits" in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_check_plans_for_other_hardware_in_python_too(places: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(GOOD.replace("{places}", str(places)))
+    assert "node 0 GPU 0: rank 0" in offbeat.check(file, gpus="2x24")
+    with pytest.raises(offbeat.ConfigError, match="8x80"):
+        offbeat.check(file, gpus="8*80")

@@ -313,7 +313,7 @@ def test_training_asks_before_it_loads_anything(
     monkeypatch: pytest.MonkeyPatch, gpu_machine: dict[str, Json], tmp_path: Path
 ) -> None:
     scripted(monkeypatch, [broken("flex", "off by 1", "update torch")], gpu_machine)
-    monkeypatch.setattr(api, "checked", lambda source, settings: api.load_config())
+    monkeypatch.setattr(api, "checked", lambda source, settings, **how: api.load_config())
     with pytest.raises(RunError, match="off by 1"):
         api.train(out=tmp_path / "run")
 

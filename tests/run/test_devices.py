@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from offbeat.config import Config, parse
-from offbeat.errors import CannotPlace
+from offbeat.errors import CannotPlace, ModelUnreadable
 from offbeat.objective.presets import PRESETS
 from offbeat.placement.hardware import Hardware
 from offbeat.placement.plan import EnginePlace
 from offbeat.rollout import vllm
+from offbeat.run import devices
 from offbeat.run.build import start_engine
 from offbeat.run.devices import plan_run, shared_gpu
 from offbeat.run.turns import GpuUser
@@ -66,11 +67,20 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(half_billi
         plan_run(half_billion, Hardware.parse("1x8"))
 
 
-def test_a_model_that_cannot_be_estimated_runs_without_a_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_cannot_be_estimated_is_refused_on_gpus(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
+    with pytest.raises(ModelUnreadable, match="mixture of experts"):
+        plan_run(parse({"model": {"path": str(tmp_path)}}), Hardware.parse("8x80"))
+
+
+def test_a_torch_without_cuda_beside_a_driver_is_named(
+    half_billion: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "version").write_text("NVRM version: 580.1")
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "version")
     with caplog.at_level(logging.WARNING):
-        assert plan_run(parse({"model": {"path": str(tmp_path)}}), Hardware.parse("8x80")) is None
-    assert "mixture of experts" in caplog.text
+        assert devices.plan_here(half_billion) is None
+    assert "sees no GPU: the run uses the CPU" in caplog.text
 
 
 def test_only_an_engine_that_sleeps_shares_the_gpu_in_turns(half_billion: Config) -> None:

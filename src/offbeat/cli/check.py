@@ -40,13 +40,13 @@ def check(
     typer.echo(f"{config} is valid; start it with: offbeat train {config}{overrides}")
 
 
-def checked(path: Path, settings: list[str] | None, gpus: str | None = None) -> "Config":
+def checked(path: Path, settings: list[str] | None, gpus: str | None = None, *, to_run: bool = False) -> "Config":
     """Return a configuration that can run here, or end the command with a list of all problems."""
     from offbeat import api
     from offbeat.errors import ConfigError
 
     try:
-        return api.checked(path, {}, settings or [], gpus)
+        return api.checked(path, {}, settings or [], gpus, to_run=to_run)
     except ConfigError as error:
         typer.echo(printable("\n".join(error.problems)), err=True)
         count = len(error.problems)
@@ -57,14 +57,9 @@ def checked(path: Path, settings: list[str] | None, gpus: str | None = None) -> 
 
 
 def _device_plan(config: "Config", gpus: str) -> list[str]:
-    from offbeat.placement.hardware import Hardware
-    from offbeat.placement.nearest import plan_devices
-    from offbeat.placement.shape import ModelShape
-    from offbeat.preflight.checks import model_files
+    from offbeat.preflight.checks import device_plan
 
-    shape = ModelShape.from_config(model_files(config).config)
-    plan = plan_devices(config, shape, Hardware.parse(gpus))
-    return [f"{shape.parameters / 1e6:.1f} M parameters", f"devices {plan}"]
+    return [f"devices {device_plan(config, gpus)}"]
 
 
 def _particulars(config: "Config", gpus: str | None) -> list[str]:

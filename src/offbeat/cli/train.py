@@ -21,7 +21,7 @@ def train(
     """Train a model: `offbeat train run.toml --set sync.every=10`. Ctrl-C stops after the step, with a checkpoint."""
     from offbeat.run.directory import RunDirectory
 
-    parsed = checked(config, settings)
+    parsed = checked(config, settings, to_run=True)
     directory = RunDirectory(out or Path("runs") / config.stem)
     with plain_errors(code=2):
         directory.create(parsed)

@@ -1,7 +1,7 @@
 """`plan_devices`: a device plan, or an error that names the nearest thing that fits. No torch."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from offbeat.placement.shape import ModelShape
 MEMORY_SIZES: Final = (16, 24, 32, 40, 48, 80, 96, 141, 192)
 """Memory of GPUs that people have, in GiB."""
 SMALL: Final = (1, 2, 4, 8)
+MARGIN: Final = 0.97
 MOST_NODES: Final = 128
 
 
@@ -50,9 +51,13 @@ def plan_devices(config: Config, shape: ModelShape, hardware: Hardware) -> Devic
 
 def find_nearest(config: Config, shape: ModelShape, hardware: Hardware) -> Nearest | None:
     """Return the smallest change that fits: first of settings on this hardware, then of hardware."""
+    if isinstance(place(config, shape, hardware), DevicePlan):
+        return Nearest({}, None)
     for other in [hardware, *_larger(hardware)]:
+        # A card reports a little less than it is sold with; advice must hold there too.
+        real = replace(other, memory_gib=MARGIN * other.memory_gib)
         for settings in _changes(config, shape, other):
-            if isinstance(place(changed(config, settings), shape, other), DevicePlan):
+            if isinstance(place(changed(config, settings), shape, real), DevicePlan):
                 return Nearest(settings, None if other == hardware else other)
     return None
 
@@ -69,17 +74,17 @@ def changed(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _larger(hardware: Hardware) -> Iterator[Hardware]:
-    """Yield larger machines: more GPUs in the node, then more memory, then more nodes."""
-    sizes = [size for size in MEMORY_SIZES if size > hardware.memory_gib]
-    counts = [count for count in SMALL if count > hardware.gpus]
-    for memory in [hardware.memory_gib, *sizes]:
-        for gpus in [hardware.gpus, *counts]:
-            if (gpus, memory) != (hardware.gpus, hardware.memory_gib):
-                yield Hardware(hardware.nodes, gpus, memory)
-    nodes = 2 * hardware.nodes
-    while nodes <= MOST_NODES:
-        yield Hardware(nodes, max(8, hardware.gpus), max(hardware.memory_gib, 80))
-        nodes *= 2
+    """Yield larger machines: with more memory or more GPUs in each node, or more nodes; those with the fewest first."""
+    sizes = [hardware.memory_gib, *(size for size in MEMORY_SIZES if size > hardware.memory_gib)]
+    counts = [hardware.gpus, *(count for count in SMALL if count > hardware.gpus)]
+    nodes = [hardware.nodes * factor for factor in ((1, 2, 4) if counts[-1] >= 8 else (1,))]
+    found = [Hardware(n, count, size) for n in nodes for count in counts for size in sizes if n == hardware.nodes
+             or count == counts[-1]]  # fmt: skip
+    yield from sorted(found[1:], key=lambda one: (one.total * one.memory_gib, one))
+    more = 8 * hardware.nodes
+    while more <= MOST_NODES:
+        yield Hardware(more, max(8, hardware.gpus), max(hardware.memory_gib, 80))
+        more *= 2
     yield Hardware(MOST_NODES, max(8, hardware.gpus), max(hardware.memory_gib, MEMORY_SIZES[-1]))
 
 
@@ -88,11 +93,12 @@ def _changes(config: Config, shape: ModelShape, hardware: Hardware) -> list[dict
     per_node, total = hardware.gpus, hardware.total
     whole_nodes = {per_node * nodes for nodes in range(1, hardware.nodes + 1)}
     ranks = {config.trainer.ranks, *(n for n in SMALL if n <= per_node), *sorted(whole_nodes)[:8], max(whole_nodes)}
-    budgets = {config.trainer.token_budget, _least_budget(config, shape)}
-    engines = {engine_count(config), 1} if engine_count(config) else {config.workers.count}
+    budget, count = config.trainer.token_budget, engine_count(config)
+    budgets = {budget, max(budget // 2, _least_budget(config, shape)), _least_budget(config, shape)}
+    engines = {count, max(1, count // 2), 1} if count else {config.workers.count}
     options: dict[str, set[Any]] = {
         "trainer.checkpoint_activations": {config.trainer.checkpoint_activations, True},
-        "trainer.token_budget": {budget for budget in budgets if budget <= config.trainer.token_budget},
+        "trainer.token_budget": {one for one in budgets if one <= budget},
         "trainer.ranks": {n for n in ranks if n <= total},
         "workers.count": engines,
         "engine.tensor_parallel": {config.engine.tensor_parallel, *(n for n in SMALL if n <= per_node)},
@@ -112,7 +118,8 @@ def _cost(config: Config, settings: Mapping[str, Any]) -> float:
     order = {"trainer.checkpoint_activations": 0.0, "trainer.token_budget": 1.0, "run.mode": 2.0, "run.place": 2.5}
     cost = 0.0
     for key, value in settings.items():
-        cost += order[key] if key in order else 3.0 + abs(value - _value(config, key)) / 1000
+        far = 0.0 if isinstance(value, bool | str) else abs(value - _value(config, key)) / (1 + _value(config, key))
+        cost += order.get(key, 3.0) + far
     return cost
 
 

@@ -92,8 +92,10 @@ class DevicePlan:
             f"{self.hardware}: {len(self.ranks)} {_plural('rank', len(self.ranks))} of the trainer, {self._engines()}"
         ]
         for node in range(self.hardware.nodes):
-            lines += [f"  node {node} GPU {gpu}: {self._user_of(node, gpu)}" for gpu in range(self.hardware.gpus)]
-        lines.append(f"  a rank needs {_gib(self.rank.peak)}: {_largest(self.rank)}")
+            users = [self._user_of(node, gpu) for gpu in range(self.hardware.gpus)]
+            lines += [f"  node {node} GPU {gpu}: {user}" for gpu, user in enumerate(users) if user]
+            lines += [f"  node {node}: {users.count('')} of {len(users)} GPUs free"] if "" in users else []
+        lines.append(f"  a rank needs {_gib(self.rank.peak)}; its largest parts: {_largest(self.rank)}")
         if len(self.ranks) > 1:
             each = "once per update" if self.reduce_once else "after every micro-batch"
             across = f", copies on {self.replicas} nodes" if self.replicas > 1 else ""
@@ -125,21 +127,21 @@ class DevicePlan:
     def _user_of(self, node: int, gpu: int) -> str:
         users = [f"rank {i}" for i, place in enumerate(self.ranks) if place == (node, gpu)]
         users += [f"engine {i}" for i, one in enumerate(self.engines) if one.node == node and gpu in one.devices]
-        return " and ".join(users) or "free"
+        return " and ".join(users)
 
 
 def place(config: Config, shape: ModelShape, hardware: Hardware) -> DevicePlan | str:
     """Return a plan, or the reason why there is none."""
     split, count = config.engine.tensor_parallel, engine_count(config)
-    if count and (reason := _cannot_split(shape, split)):
+    if count and (reason := cannot_split(shape, split)):
         return reason
     usable = Hardware(1, hardware.gpus, hardware.memory_gib) if config.run.place == "local" else hardware
     ranks = config.trainer.ranks
-    if ranks > usable.gpus and ranks % usable.gpus:
+    places = [(i // usable.gpus, i % usable.gpus) for i in range(ranks)]
+    if ranks > usable.gpus and ranks % usable.gpus and ranks <= usable.total:
         return (
             f"trainer.ranks = {ranks} are not whole nodes of {usable.gpus} GPUs: ranks of several nodes must fill them"
         )
-    places = [(i // usable.gpus, i % usable.gpus) for i in range(ranks)]
     if ranks > usable.total:
         return f"trainer.ranks = {ranks}, but {_there_are(usable.total)}"
     free = [(node, gpu) for node in range(usable.nodes) for gpu in range(usable.gpus) if (node, gpu) not in places]
@@ -157,8 +159,8 @@ def place(config: Config, shape: ModelShape, hardware: Hardware) -> DevicePlan |
     if engine is not None and engine.least > share * usable.memory_gib * GIB:
         return (
             f"an engine needs at least {_gib(engine.least)} on each of its {split} GPUs (weights "
-            f"{_gib(engine.weights)}, keys and values of one sequence {_gib(engine.per_sequence)}), but gets "
-            f"{share:.2f} of {usable.memory_gib:g} GiB"
+            f"{_gib(engine.weights)}, keys and values of one sequence {_gib(engine.per_sequence)}), but "
+            f"engine.gpu_memory_utilization gives it {share:.2f} of {usable.memory_gib:g} GiB"
         )
     spots = tuple(EnginePlace(node, devices, share) for node, devices in engines)
     return DevicePlan(hardware, tuple(places), spots, replicas, once, False, memory, engine)
@@ -169,7 +171,8 @@ def engine_count(config: Config) -> int:
     return 0 if config.run.mode == "offline" else config.workers.count
 
 
-def _cannot_split(shape: ModelShape, split: int) -> str:
+def cannot_split(shape: ModelShape, split: int) -> str:
+    """Return why an engine cannot be split over so many GPUs; empty if it can."""
     if shape.heads % split or (shape.kv_heads % split and split % shape.kv_heads):
         legal = [n for n in (1, 2, 4, 8, 16) if not shape.heads % n and not (shape.kv_heads % n and n % shape.kv_heads)]
         nearest = min(legal, key=lambda n: abs(n - split))
@@ -190,7 +193,7 @@ def _take_gpus(free: Sequence[tuple[int, int]], count: int, split: int) -> list[
 
 
 def _too_few(config: Config, hardware: Hardware, ranks: int, count: int, split: int) -> str:
-    each = f", each on {split} GPUs," if split > 1 else ""
+    each = f" engines of {split} GPUs each" if split > 1 else ""
     what = f"trainer.ranks = {ranks} and workers.count = {count}{each} need {ranks + count * split} GPUs"
     if split > hardware.gpus:
         what = f"engine.tensor_parallel = {split} needs as many GPUs in one node"
@@ -212,7 +215,7 @@ def _fit_ranks(config: Config, shape: ModelShape, hardware: Hardware) -> tuple[R
         memory = rank_memory(config, shape, shards=ranks // replicas, reduce_once=once)
         if memory.peak <= room:
             return memory, replicas, once
-    return f"a rank needs {_gib(memory.peak)} of {_gib(room)} that can be used: {_largest(memory)}"
+    return f"a rank needs {_gib(memory.peak)} of {_gib(room)} that can be used; its largest parts: {_largest(memory)}"
 
 
 def _share_one_gpu(config: Config, shape: ModelShape, hardware: Hardware) -> DevicePlan | str:
@@ -235,7 +238,7 @@ def _share_one_gpu(config: Config, shape: ModelShape, hardware: Hardware) -> Dev
     turns = "" if config.run.mode == "lockstep" else '; in turns (run.mode = "lockstep") they would need less'
     return (
         f"trainer and engine do not fit on one GPU of {hardware.memory_gib:g} GiB: a step needs {_gib(rank.peak)} "
-        f"({_largest(rank)}), the engine at least {_gib(engine.least)}{turns}"
+        f"(largest parts: {_largest(rank)}), the engine at least {_gib(engine.least)}{turns}"
     )
 
 

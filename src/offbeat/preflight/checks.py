@@ -18,6 +18,7 @@ from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import Advantage, Need
 from offbeat.placement.hardware import Hardware
 from offbeat.placement.nearest import plan_devices
+from offbeat.placement.plan import DevicePlan, cannot_split
 from offbeat.placement.shape import ModelShape
 from offbeat.preflight.forecast import ModelFiles
 from offbeat.tasks.data import Deferred
@@ -43,7 +44,7 @@ def preflight(config: Config, *, here: bool = True) -> list[str]:
     task, problems = _check_task(config)
     found += problems
     if files is not None:
-        found += _check_lengths(config, files)
+        found += _check_lengths(config, files) + _check_split(config, files)
         if task is not None:
             found += _check_chat(config, files, task)
     return found + (_check_experience(config) + _check_extras(config) if here else [])
@@ -76,13 +77,35 @@ def model_files(config: Config) -> ModelFiles:
     return ModelFiles(model.directory, model.parameters if model.missing_bytes else 0)
 
 
+def device_plan(config: Config, gpus: str) -> DevicePlan:
+    """Return the plan of a run that passed `check_devices` for this hardware."""
+    shape = ModelShape.from_config(model_files(config).config)
+    return plan_devices(config, shape, Hardware.parse(gpus))
+
+
 def check_devices(config: Config, hardware: Hardware) -> list[str]:
     """Check that the run fits on these GPUs."""
     try:
         plan_devices(config, ModelShape.from_config(model_files(config).config), hardware)
-    except (CannotPlace, ModelUnreadable) as error:
+    except CannotPlace as error:
         return [str(error)]
+    except ModelUnreadable as error:
+        return [f"model.path = {config.model.path!r}: {error}, so GPUs cannot be planned for it; use a dense decoder"]
     return []
+
+
+def _check_split(config: Config, files: ModelFiles) -> list[str]:
+    """Check that the engine's GPUs divide the heads of the model."""
+    split = config.engine.tensor_parallel
+    if split == 1:
+        return []
+    if config.engine.kind != "vllm":
+        return [f"engine.tensor_parallel = {split} has no effect with engine.kind = 'hf'; remove it"]
+    try:
+        reason = cannot_split(ModelShape.from_config(files.config), split)
+    except ModelUnreadable:
+        return []  # vLLM checks it when it starts
+    return [reason] if reason else []
 
 
 def _check_lengths(config: Config, files: ModelFiles) -> list[str]:

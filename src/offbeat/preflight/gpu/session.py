@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, cast
 
-from offbeat.errors import DeadlinePassed
+from offbeat.errors import DeadlinePassed, OffbeatError
 from offbeat.imports import resolve
 from offbeat.preflight.doctor import FindingState
 from offbeat.preflight.gpu.child import ChildFailed, DoctorChild
@@ -133,4 +133,17 @@ def timed(unit: str, check: Check, device: str) -> Iterator[GpuFinding]:
             yield replace(finding, seconds=time.monotonic() - began)
             began = time.monotonic()
     except Exception as error:  # the boundary to a check: every error is a finding
-        yield replace(broken(unit, f"{type(error).__name__}: {error}", ATTACH), seconds=time.monotonic() - began)
+        yield replace(_explained(unit, error), seconds=time.monotonic() - began)
+
+
+def _explained(unit: str, error: Exception) -> GpuFinding:
+    """Return a finding whose detail is one line; the whole error is in its log."""
+    text = f"{type(error).__name__}: {error}"
+    detail = text if isinstance(error, OffbeatError) else text.splitlines()[0][:300]
+    fix = f"do what the error says; else {ATTACH}" if isinstance(error, OffbeatError) else ATTACH
+    if "InvalidCxxCompiler" in text:
+        detail, fix = (
+            "torch finds no C++ compiler, which it needs to compile kernels",
+            "install one: apt-get install g++",
+        )
+    return replace(broken(unit, detail, fix), log=text)
