@@ -5,7 +5,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -49,12 +48,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2], ids=["uni", "mp", "two workers"])
-@pytest.mark.parametrize("moment", ["running", "race"])
-def test_a_tree_that_ignores_sigterm_ends_with_its_owner(tmp_path: Path, workers: int, moment: str) -> None:
-    """In the race, the owner dies before its child has unpickled the tie."""
-    script = tmp_path / "tree.py"
-    script.write_text(textwrap.dedent(TREE), encoding="utf-8")
+def outlives(script: Path, workers: int, moment: str) -> list[int]:
+    """Kill the owner of a tree of processes; return what is left of it after `LIMIT`."""
     with subprocess.Popen(
         [sys.executable, str(script), str(workers), moment],
         stdout=subprocess.PIPE,
@@ -68,9 +63,30 @@ def test_a_tree_that_ignores_sigterm_ends_with_its_owner(tmp_path: Path, workers
         assert len(session(owner.pid)) >= 1 + (workers if moment == "running" else 0)
         owner.kill()
     deadline = time.monotonic() + LIMIT
-    while session(owner.pid) and time.monotonic() < deadline:
+    while (left := session(owner.pid)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not session(owner.pid)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return left
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2], ids=["uni", "mp", "two workers"])
+@pytest.mark.parametrize("moment", ["running", "race"])
+def test_a_tree_that_ignores_sigterm_ends_with_its_owner(tmp_path: Path, workers: int, moment: str) -> None:
+    """In the race, the owner dies before its child has unpickled the tie."""
+    script = tmp_path / "tree.py"
+    script.write_text(TREE, encoding="utf-8")
+    assert not outlives(script, workers, moment)
+
+
+def test_a_worker_whose_threads_never_run_ends_with_its_core(tmp_path: Path) -> None:
+    """A worker in an all-reduce can hold the interpreter; here it holds it for a minute, in C."""
+    held = "ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the interpreter locked"
+    text = TREE.replace("    time.sleep(600)\n\ndef core", f"    {held}\n\ndef core")
+    assert held in text
+    script = tmp_path / "held.py"
+    script.write_text("import ctypes\n" + text, encoding="utf-8")
+    assert not outlives(script, 2, "running")
 
 
 def test_the_owner_is_not_tied_to_itself() -> None:

@@ -9,6 +9,7 @@ before the process imports vLLM, so there is no moment during the start in which
 tie stays in the process and goes on to its own children.
 """
 
+import ctypes
 import multiprocessing
 import os
 import select
@@ -24,6 +25,7 @@ from typing import Final
 ORPHAN_GRACE: Final = 5.0
 """Seconds between the owner's death and the SIGKILL of what is left. An orphaned engine core rarely ends sooner: vLLM
 waits for its last messages to be read."""
+_PR_SET_PDEATHSIG: Final = 1
 _KEY: Final = "offbeat_owner"
 _watched: "set[OwnerTie]" = set()
 
@@ -65,6 +67,18 @@ def _arrive(pid: int, started: int) -> OwnerTie:
     return tie
 
 
+def _die_with(core: int) -> None:
+    """Let the kernel kill this worker when its engine core ends.
+
+    A worker that waits for another one in an all-reduce keeps the processor busy, and its threads may not run for many
+    seconds. Only for workers: the signal comes when the thread that spawned a process ends. An engine core spawns from
+    its main thread, but an owner from a thread that may end long before it.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != core:  # it ended before the call
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def live_with(pid: int, started: int) -> None:
     """End this process when process `pid`, which started at `started`, ends; at once if it has ended already."""
     try:
@@ -74,8 +88,10 @@ def live_with(pid: int, started: int) -> None:
         alive = False
     if not alive:
         os.kill(os.getpid(), signal.SIGKILL)
-    parent = multiprocessing.parent_process()
-    is_core = parent is None or parent.pid == pid
+    parent = os.getppid()  # not `multiprocessing.parent_process()`, which is None until everything is unpickled
+    is_core = parent == pid
+    if not is_core:
+        _die_with(parent)
 
     def follow() -> None:
         select.select([owner], [], [])
