@@ -17,9 +17,8 @@ from lab.bench.engine_runs import (
 from lab.bench.engine_runs import judge as judge_run
 from lab.fixtures.tiny_model import save_llama
 from offbeat.errors import ConfigError
-from offbeat.rollout.sharding import check_tensor_parallel, legal_sizes
 from offbeat.rollout.vllm import VllmEngine
-from offbeat.rollout.vllm_settings import pinned
+from offbeat.rollout.vllm_settings import check_start, pinned
 
 
 @pytest.mark.parametrize(
@@ -30,15 +29,15 @@ def test_a_size_that_does_not_divide_the_model_is_refused_with_the_nearest_one(
     tmp_path: Path, heads: int, shared: int, width: int, size: int, nearest: int | None
 ) -> None:
     config = {"num_attention_heads": heads, "num_key_value_heads": shared, "intermediate_size": width}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    config |= {"hidden_size": 64 * heads, "num_hidden_layers": 1, "vocab_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
     if nearest is None:
-        check_tensor_parallel(tmp_path, size)
-        assert size in legal_sizes({"text_config": config})
+        check_start(tmp_path, size, None, sleeps=False)
         return
     with pytest.raises(
         ConfigError, match=rf"engine.tensor_parallel = {size}: .* set engine.tensor_parallel = {nearest}$"
     ):
-        check_tensor_parallel(tmp_path, size)
+        check_start(tmp_path, size, None, sleeps=False)
 
 
 def test_what_cannot_start_is_refused_before_vllm_is_imported(tmp_path: Path) -> None:

@@ -173,14 +173,13 @@ def engine_count(config: Config) -> int:
 
 def cannot_split(shape: ModelShape, split: int) -> str:
     """Return why an engine cannot be split over so many GPUs; empty if it can."""
-    if shape.heads % split or (shape.kv_heads % split and split % shape.kv_heads):
-        legal = [n for n in (1, 2, 4, 8, 16) if not shape.heads % n and not (shape.kv_heads % n and n % shape.kv_heads)]
-        nearest = min(legal, key=lambda n: abs(n - split))
-        return (
-            f"engine.tensor_parallel = {split} does not divide {shape.heads} heads and {shape.kv_heads} key-value "
-            f"heads; the nearest value that does is {nearest}"
-        )
-    return ""
+    if split in shape.legal_splits:
+        return ""
+    nearest = min(shape.legal_splits, key=lambda size: (abs(size - split), size))
+    return (
+        f"engine.tensor_parallel = {split}: {shape.heads} heads, {shape.kv_heads} key-value heads and an inner width "
+        f"of {shape.inner} do not split into {split} equal parts; set engine.tensor_parallel = {nearest}"
+    )
 
 
 def _take_gpus(free: Sequence[tuple[int, int]], count: int, split: int) -> list[tuple[int, tuple[int, ...]]] | None:

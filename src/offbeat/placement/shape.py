@@ -41,6 +41,8 @@ class ModelShape:
     @classmethod
     def from_config(cls, config: Mapping[str, Json]) -> "ModelShape":
         """Read the sizes. Raises `ModelUnreadable` if one is missing, or if the model is not a dense decoder."""
+        inner = config.get("text_config")
+        config = inner if isinstance(inner, dict) else config
 
         def size(name: str, default: int | None = None) -> int:
             value = config.get(name, default)
@@ -73,6 +75,21 @@ class ModelShape:
             return cls.from_config(json.loads((model_dir / "config.json").read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise ModelUnreadable(f"{model_dir / 'config.json'} cannot be read: {error}") from None
+
+    @property
+    def legal_splits(self) -> list[int]:
+        """Into how many parts an engine can split it: whole heads each, and whole key-value heads or a copy of one.
+
+        >>> ModelShape(49152, 576, 1536, 30, heads=9, kv_heads=3, head_size=64).legal_splits
+        [1, 3]
+        """
+        return [
+            size
+            for size in range(1, self.heads + 1)
+            if self.heads % size == 0
+            and (self.kv_heads % size == 0 or size % self.kv_heads == 0)
+            and self.inner % size == 0
+        ]
 
     @property
     def query_width(self) -> int:

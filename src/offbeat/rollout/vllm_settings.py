@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from offbeat.errors import ConfigError, suggest_nearest
+from offbeat.errors import ConfigError, ModelUnreadable, suggest_nearest
 from offbeat.imports import temporary_environment
+from offbeat.placement.plan import cannot_split
+from offbeat.placement.shape import ModelShape
 from offbeat.rollout.engine import Sampling
-from offbeat.rollout.sharding import check_tensor_parallel
 from offbeat.rollout.vllm_owner import tied_children
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ class Surroundings:
 
 def check_start(model_dir: Path, tensor_parallel: int, devices: Sequence[int] | None, *, sleeps: bool) -> None:
     """Raise `ConfigError` for what vLLM would refuse after a long start, or not at all."""
-    check_tensor_parallel(model_dir, tensor_parallel)
+    if tensor_parallel > 1:
+        with contextlib.suppress(ModelUnreadable):  # vLLM knows more models than the device plan
+            if reason := cannot_split(ModelShape.read(model_dir), tensor_parallel):
+                raise ConfigError([reason])
     if devices is not None and len(devices) != tensor_parallel:
         raise ConfigError(
             [f"engine.tensor_parallel = {tensor_parallel}, but {len(devices)} devices were given: give one each"]
