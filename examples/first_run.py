@@ -1,15 +1,15 @@
-"""Train a tiny model off-policy and plot its curve: one to three minutes on two CPU cores, no data, account or GPU."""
+"""Train a tiny model on rewards and data of your own: one to three minutes on two CPU cores, no account or GPU."""
 
 import offbeat
 
-run = offbeat.train(
-    {"steps": 100, "prompts_per_step": 64, "group_size": 8, "sampling": {"max_tokens": 4}},
-    model={"path": offbeat.tiny_model("runs/tiny-model"), "compute": "float32", "serve": "float32"},
-    engine={"kind": "hf"},
-    task={"name": "arithmetic", "options": {"digits": 1}},
-    sync={"every": 10},  # the answers it learns from are up to 9 steps old
-    optimizer={"learning_rate": 4e-4},
-    out="runs/first",
-)
-print(run.metrics()[["reward_mean", "lag", "drift_tv_token"]].tail())
-run.plot("reward_mean", to="curve.svg")
+
+def correct(completions, answer, **columns):
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+
+rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
+model = offbeat.tiny_model("tiny-model")
+# With sync every 10 steps, the answers it learns from are up to 9 steps old.
+run = offbeat.train(model, correct, rows, steps=100, sync={"every": 10}, max_tokens=4, learning_rate=4e-4, out="sums")
+print(run.metrics[["reward_mean", "lag", "drift_tv_token"]].tail())
+run.plot(to="curve.svg")

@@ -17,7 +17,7 @@ from pathlib import Path
 from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parent.parent
-TOP = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+TOP = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\s+\"[^\"]*\")?(\))")
 MATHS = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
 
@@ -49,8 +49,9 @@ def _relinked(link: re.Match[str], source: Path, sources: dict[Path, Path], page
 
 def _copied(target: Path, pages: Path) -> Path:
     """Copy a file of the repository as plain text, which a browser shows instead of saving it."""
-    place = Path("source") / f"{target.relative_to(ROOT)}".removesuffix(".txt")
-    place = place.with_name(f"{place.name}.txt")
+    inside = [part.lstrip(".") for part in target.relative_to(ROOT).parts]  # the site leaves out names with a dot
+    place = Path("source", *inside)
+    place = place.with_name(f"{place.name.removesuffix('.txt')}.txt")
     (pages / place).parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
         (pages / place).write_text("".join(f"{entry.name}\n" for entry in sorted(target.iterdir())), encoding="utf-8")

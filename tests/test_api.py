@@ -52,6 +52,16 @@ def test_a_configuration_comes_from_a_path_a_dictionary_or_keywords(tmp_path: Pa
     assert offbeat.load_config(file, model={"path": tmp_path}).model.path == str(tmp_path)
 
 
+def test_keywords_take_the_names_of_settings_and_of_trl_where_the_meaning_is_the_same() -> None:
+    given = offbeat.load_config(
+        num_generations=4, learning_rate=1e-5, max_completion_length=64, beta=0.1, sync={"every": 2}
+    )
+    assert (given.group_size, given.optimizer.learning_rate, given.sampling.max_tokens) == (4, 1e-5, 64)
+    assert (given.objective.kl_coefficient, given.sync.every) == (0.1, 2)
+    with pytest.raises(offbeat.ConfigError, match=r"did you mean 'objective\.clip'"):
+        offbeat.load_config(epsilon=0.2)
+
+
 def test_problems_come_at_once_and_with_the_line_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("steps = 50\ngroup_sise = 8\n\n[sync]\nevery = 0\n")
@@ -64,6 +74,19 @@ def test_problems_come_at_once_and_with_the_line_of_the_file(tmp_path: Path) -> 
 def test_train_checks_everything_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(offbeat.ConfigError, match=r"model\.path"):
         offbeat.train(model={"path": str(tmp_path / "none")}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def right(text: str, columns: dict[str, str]) -> float:
+    return float(text == columns["answer"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"), [([], "no rows"), ([{"prompt": "1+1="}], "'answer'"), ([{"prompt": "1", "answer": {1}}], "row 0")]
+)
+def test_a_run_that_cannot_start_leaves_nothing_behind(rows: list[dict], says: str, tmp_path: Path) -> None:
+    with pytest.raises(OffbeatError, match=says):
+        offbeat.train(tmp_path / "no-model", right, rows, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -83,7 +106,7 @@ def test_the_readmes_script_trains_and_plots(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "first_run.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    rewards = offbeat.Run(tmp_path / "runs" / "first").metrics()["reward_mean"]
+    rewards = offbeat.Run(tmp_path / "sums").metrics["reward_mean"]
     assert rewards.tail(5).mean() > rewards.head(5).mean() + 0.2
     assert "<svg" in (tmp_path / "curve.svg").read_text()
 
@@ -122,7 +145,7 @@ run = offbeat.train(
     task={{"name": "arithmetic", "options": {{"digits": 1}}}}, engine={{"kind": "hf"}}, sampling={{"max_tokens": 4}},
     steps=3, prompts_per_step=4, group_size=4, out={str(tmp_path / "run")!r},
 )
-run.metrics().index.tolist()
+run.metrics.index.tolist()
 """
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()

@@ -20,8 +20,10 @@ LAYERS: list[set[str]] = [
     {"run"},
     {"reports"},
     {"preflight"},
+    {"drive", "from_python"},
     {"api"},
     {"cli"},
+    {"__main__"},
 ]
 LAYER = {part: depth for depth, layer in enumerate(LAYERS) for part in layer}
 LIGHT = ["offbeat.types", "offbeat.config", "offbeat.metrics", "offbeat.objective.presets", "offbeat.cli.main"]

@@ -15,7 +15,7 @@ OUTCOMES = {"Trained": "trained", "Refused": "refused with reasons", "NoneType":
 
 def main() -> bool:
     command_parser(__doc__).parse_args()
-    run = run_tests("-m", "engine", "--hypothesis-show-statistics", TEST)
+    run = run_tests("-m", "engine", "--hypothesis-profile", "thousand", "--hypothesis-show-statistics", TEST)
     print(run.output)
     passing = re.search(r"(\d+) passing", run.output.split("generate phase")[-1])
     n = int(passing[1]) if passing else 0

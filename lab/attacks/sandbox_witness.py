@@ -22,6 +22,8 @@ from offbeat.sandbox.slots import FIRST_UID, MOST
 
 ALLOWED_LATENESS = 5.0
 """Seconds over its limit after which a run must have returned, on a busy machine."""
+HELD = "it held its slot"
+"""How the evidence begins if an attack lasts longer than that."""
 
 
 @dataclass
@@ -124,7 +126,7 @@ class Witness:
         if self.secret in output:
             found.append("the secret was read")
         if elapsed > limits.seconds + ALLOWED_LATENESS:
-            found.append(f"it held its slot for {elapsed:.1f} s")
+            found.append(f"{HELD} for {elapsed:.1f} s")
         if len(outcome.stdout) > limits.output_bytes + (1 << 17):
             found.append(f"{len(outcome.stdout)} bytes of output were kept")
         now = self.state()

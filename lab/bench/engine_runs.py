@@ -32,6 +32,13 @@ class Unrepaired(WorkerPart):
         pass
 
 
+class WithoutTwin(WorkerPart):
+    """A worker that reloads the model itself while generation pauses, as on GPU."""
+
+    def offbeat_prepare(self, path: str, table: str) -> None:
+        pass
+
+
 SHARDED = {"q_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 0, "down_proj": 1, "embed_tokens": 0, "lm_head": 0}
 """Kinds of weights that tensor parallel splits, and along which axis."""
 

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from lab.figures import ROOT, Figure, command_parser, commit, record
+from lab.figures import ROOT, Figure, command_parser, commit, machine, record
 from lab.fixtures.pytest_runs import run_tests
 from offbeat.objective.presets import PRESETS
 
@@ -99,6 +99,7 @@ def minimal() -> bool:
 def install() -> bool:
     """Rows foundation.6.*."""
     home, cloned = Path(tempfile.mkdtemp()), commit()  # the repository may move on during the run
+    load_before = machine()
     clone = home / "offbeat"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     venv = home / "light"
@@ -130,7 +131,8 @@ def install() -> bool:
             "s",
             median(times) < 0.5 and without_torch and help_answers,
             len(times),
-            f"range {min(times):.3f} to {max(times):.3f} s; without torch: {without_torch}; --help: {help_answers}",
+            f"range {min(times):.3f} to {max(times):.3f} s; without torch: {without_torch}; --help: {help_answers}; "
+            f"{load_before}",
         ),
         Figure(
             "foundation.6.clone",
@@ -140,9 +142,20 @@ def install() -> bool:
             "minutes",
             done.returncode == 0 and minutes < 45,
             1,
-            f"clone of {cloned}; installation included; packages come from a nearby cache",
+            f"clone of {cloned}; installation included; packages come from a nearby cache; at the start {load_before}, "
+            f"at the end {machine()}{why_it_failed(done)}",
         ),
     )
+
+
+def why_it_failed(done: "subprocess.CompletedProcess[str]") -> str:
+    """Return the tests that failed, or else the last line that was printed; nothing after success."""
+    if done.returncode == 0:
+        return ""
+    if tests := re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE):
+        return f"; failed: {', '.join(dict.fromkeys(tests))}"
+    lines = (done.stdout + "\n" + done.stderr).strip().splitlines()
+    return f"; ended with {done.returncode}: {lines[-1] if lines else 'no output'}"
 
 
 def docs() -> bool:

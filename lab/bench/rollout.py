@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from lab.figures import Figure, command_parser, machine, record
 from lab.fixtures.pytest_runs import run_tests
 from offbeat.experience.log import ExperienceLog
-from offbeat.rollout.engine import Sampling
+from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.generation import GroupMaker
 from offbeat.rollout.prompt_leases import LocalPrompts, PromptLease, PromptLeases
 from offbeat.rollout.worker import Pace, Worker
@@ -70,29 +70,36 @@ class Bench:
 
     async def bare(self, leases: list[PromptLease]) -> int:
         """Generate from the same prompts, parameters and seeds with `AsyncLLM.generate` alone."""
-        from vllm import SamplingParams
-        from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind
+        size, sampling = self.setting.size, self.sampling
+        asked = [Request(lease.group_id, lease.prompt.token_ids, size, sampling, lease.seed) for lease in leases]
+        return await generate_bare(self.engine, asked)
 
-        async def one(lease: PromptLease, index: int) -> int:
-            params = SamplingParams(
-                n=1,
-                seed=derive(lease.seed, index),
-                temperature=self.sampling.temperature,
-                max_tokens=self.sampling.max_tokens,
-                stop_token_ids=list(self.sampling.stop_token_ids),
-                ignore_eos=True,
-                logprobs=0,
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            prompt = tokens_input(lease.prompt.token_ids.tolist(), cache_salt=f"bare {lease.group_id}")
-            count = 0
-            async for output in self.engine._llm.generate(prompt, params, f"bare {lease.group_id}/{index}"):
-                count = len(output.outputs[0].token_ids)
-            return count
 
-        return sum(await asyncio.gather(*(one(lease, i) for lease in leases for i in range(self.setting.size))))
+async def generate_bare(engine: "VllmEngine", requests: Sequence[Request]) -> int:
+    """Generate with `AsyncLLM.generate` alone, and return how many tokens."""
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    async def one(request: Request, index: int) -> int:
+        params = SamplingParams(
+            n=1,
+            seed=derive(request.seed, index),
+            temperature=request.sampling.temperature,
+            max_tokens=request.sampling.max_tokens,
+            stop_token_ids=list(request.sampling.stop_token_ids),
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = tokens_input(request.prompt_ids.tolist(), cache_salt=f"bare {request.id}")
+        count = 0
+        async for output in engine._llm.generate(prompt, params, f"bare {request.completion_id(index)}"):
+            count = len(output.outputs[0].token_ids)
+        return count
+
+    return sum(await asyncio.gather(*(one(request, i) for request in requests for i in range(request.size))))
 
 
 @asynccontextmanager

@@ -67,7 +67,8 @@ def sample(short: bool) -> bool:
             "ms",
             found["p99"] <= 50,
             draws,
-            f"median {found['p50']:.1f} ms; p99 of the draw alone {found['draw']:.1f} ms; "
+            f"wall time, median {found['p50']:.1f} ms; p99 of the draw alone {found['draw']:.1f} ms; processor time of "
+            f"all threads {found['processor p50']:.1f} ms median, {found['processor p99']:.1f} ms p99; "
             f"file cache warm, local disk, after gc.freeze(), {machine()}"
             + ("; drawing by weight over the whole past adds to the reading" if mode == "replay" else ""),
         )

@@ -16,10 +16,11 @@ from lab.fixtures.memory import resident_bytes
 from offbeat.experience.background import tidy
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.index import Columns
+from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
 from offbeat.experience.rows import group_rows
-from offbeat.experience.sampler import Draw, Sampler, SamplerLimits
+from offbeat.experience.sampler import Draw, Sampler
 from offbeat.experience.schema import Snapshot, digest
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, VersionSpan
 
@@ -89,24 +90,25 @@ def schedule(place: Path, steps: int) -> None:
 
 
 def draw_and_read(place: Path, name: str, batch: int, draws: int) -> None:
-    """In a process of its own: print the milliseconds in which a batch is drawn and read."""
+    """In a process of its own: print the milliseconds of drawing and reading a batch, all threads included."""
     with ExperienceLog.open(place) as log:
         rows, now = log.index_since(None)
         sampler = Sampler(MODES[name], SamplerLimits(batch), seed=0)
         sampler.feed(rows)
         gc.collect()
         gc.freeze()  # as a trainer should: otherwise full collections walk all imported objects, 15 to 20 ms each
-        took: list[tuple[float, float]] = []
+        took: list[tuple[float, float, float]] = []
         for k in range(len(rows) // batch, len(rows) // batch + draws):
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             draw = sampler.draw(k)
             drawn = time.perf_counter()
             assert isinstance(draw, Draw)
             groups = log.read(draw.ordinals, now)
-            took.append((drawn - start, time.perf_counter() - start))
+            took.append((drawn - start, time.perf_counter() - start, time.process_time() - cpu))
             assert len(groups) == batch and all(len(group.completions) == G for group in groups)
-    drawing, both = 1e3 * np.array(took).T
-    print(json.dumps({"draw": np.percentile(drawing, 99), **_spread(both)}))
+    drawing, both, cpu_of_both = 1e3 * np.array(took).T
+    on_processor = {f"processor {name}": value for name, value in _spread(cpu_of_both).items()}
+    print(json.dumps({"draw": np.percentile(drawing, 99), **_spread(both), **on_processor}))
 
 
 def _spread(milliseconds: NDArray[np.float64]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from itertools import cycle, islice
 
 from lab.attacks.sandbox_attacks import ATTACKS, Attack
 from lab.attacks.sandbox_programs import CHEATS, HONEST, Problem
-from lab.attacks.sandbox_witness import Unconfined, Witness, witness
+from lab.attacks.sandbox_witness import HELD, Unconfined, Witness, witness
 from lab.figures import Figure, command_parser, machine, record
 from offbeat.errors import SandboxError
 from offbeat.sandbox import Sandbox, SandboxLimits, open_sandbox
@@ -62,6 +62,15 @@ def is_missed(attack: Attack) -> bool:
     return True
 
 
+def persistent_evidence(observer: Witness, attack: Attack) -> list[str]:
+    """Return the signs of success. On a busy machine a harmless program is late too, but not three times in a row."""
+    for _ in range(3):
+        found = run_attack(observer, attack, open_sandbox())
+        if not found or not all(sign.startswith(HELD) for sign in found):
+            break
+    return found
+
+
 def attacks(short: bool) -> bool:
     """Row tasks.3: no attack escapes. Without a sandbox, the witness detects every harmless one."""
     chosen = ATTACKS[::7] if short else ATTACKS
@@ -70,7 +79,7 @@ def attacks(short: bool) -> bool:
     escaped: dict[str, list[str]] = {}
     with witness(slots=2) as observer:
         for attack in chosen:
-            if found := run_attack(observer, attack, open_sandbox()):
+            if found := persistent_evidence(observer, attack):
                 escaped[attack.name] = found
                 print(f"{attack.name}: {found}")
     print(f"{len(chosen)} attacks, {len(escaped)} escaped; {len(controls)} controls, missed: {missed or 'none'}")

@@ -1,8 +1,11 @@
 """Measure the exactness and speed of the trainer.
 
     python -m lab.bench.trainer exact     shared prefixes, micro-batches and presets, in float32: rows trainer.1.*
-    python -m lab.bench.trainer speed     against a bare PyTorch loop and TRL, SmolLM2-135M in bfloat16: rows
-                                          trainer.2.shared-*, trainer.2.plain-* and trainer.2.trl-*
+    python -m lab.bench.trainer speed     against a bare PyTorch loop and TRL, SmolLM2-135M: rows trainer.2.shared-*,
+                                          trainer.2.trl-* and trainer.2.plain-128-128-8
+    python -m lab.bench.trainer limit     a step against the rate of matrix products, the cores it uses, and a step
+                                          without sharing against the bare loop, 20 rounds: rows throughput.3.flops,
+                                          throughput.3.cores and trainer.2.plain-48-24-8; 10 minutes
     python -m lab.bench.trainer shapes    time and share of the matrix-product rate, by shape: rows trainer.2.shape-*
     python -m lab.bench.trainer memory    peak memory of a step against the bare loop: row trainer.2.memory
 
@@ -12,24 +15,26 @@ turns in one process, and a ratio compares two steps of one turn.
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import NamedTuple
+from typing import Final
 
 import torch
 
-from lab.bench.training_arms import Shape, bare_step, our_step, trl_step
+from lab.bench import step_times
+from lab.bench.step_times import Times, alternate, by_processor, product_flops, ratios, spread
+from lab.bench.training_arms import DTYPE_NAME, Shape, bare_step, our_step, trl_step
 from lab.figures import ROOT, Figure, command_parser, machine, record, show
 from lab.fixtures.memory import peak_bytes, reset_peak
 from lab.fixtures.pytest_runs import run_tests
 from lab.parity.training_exactness import Case, Differences, compare_paths, small_case, smollm2_case
-
-Arms = dict[str, Callable[[], None]]
+from offbeat.trainer.allocator import keep_freed_memory
 
 SHORT_ANSWERS, LONG_ANSWERS = Shape(48, 24, 8, groups=8, together=8), Shape(128, 128, 8, groups=2, together=2)
 TINY = Shape(16, 8, 2, groups=2, together=1)
+LIMIT_SHAPE = Shape(48, 24, 8, groups=3, together=3)
+"""With three groups, 20 rounds take ten minutes on two cores."""
 
 
 def exact(short: bool) -> bool:
@@ -96,95 +101,120 @@ def exactness_figures(name: str, found: Differences) -> list[Figure]:
     ]
 
 
-class Time(NamedTuple):
-    """Seconds of one step."""
-
-    wall: float
-    processor: float
-    """Processor time, which other processes disturb less."""
-
-
-Times = dict[str, list[Time]]
-
-
-def alternate(arms: Arms, rounds: int) -> Times:
-    """Time the steps of every arm, all arms in each turn. The first turn warms up and does not count."""
-    times: Times = {name: [] for name in arms}
-    for turn in range(rounds + 1):
-        for name, step in arms.items():
-            start = Time(time.perf_counter(), time.process_time())
-            step()
-            taken = Time(time.perf_counter() - start.wall, time.process_time() - start.processor)
-            if turn:
-                times[name].append(taken)
-                print(f"  {name:<14} {taken.wall:7.2f} s, processor {taken.processor:7.2f} s", flush=True)
-    return times
-
-
-def ratios(times: Times, over: str, under: str) -> list[float]:
-    return [a.wall / b.wall for a, b in zip(times[over], times[under], strict=True)]
-
-
-def by_processor(times: Times, over: str, under: str) -> str:
-    ratio = median(t.processor for t in times[over]) / median(t.processor for t in times[under])
-    return f"by processor time {ratio:.2f}"
-
-
-def spread(values: list[float]) -> str:
-    return f"range {min(values):.2f} to {max(values):.2f}"
-
-
 def speed(short: bool) -> bool:
-    """Rows trainer.2.shared-*, .plain-* and .trl-*: against a bare loop and TRL."""
+    """Rows trainer.2.shared-*, .plain-128-128-8 and .trl-*: against a bare loop and TRL."""
     figures = []
     for shape, goal in ((TINY, 0.0),) if short else ((SHORT_ANSWERS, 2.3), (LONG_ANSWERS, 1.4)):
         print(f"prompt/completion/G {shape.name}, {shape.groups} groups, {shape.together} in a micro-batch")
         arms = {
             "bare": bare_step(shape),
             "shared": our_step(shape, shared=True),
-            "plain": our_step(shape, shared=False),
+            **({} if shape is SHORT_ANSWERS else {"plain": our_step(shape, shared=False)}),  # `limit` has that row
             "bare, eager": bare_step(shape, "eager"),
             "trl": trl_step(shape),
         }
         times = alternate(arms, 2 if short else 5)
-        pairs = (("bare", "shared"), ("plain", "bare"), ("trl", "shared"))
-        faster, plain, trl = (ratios(times, *pair) for pair in pairs)
-        notes = [f"median of turns, {spread(ratios(times, *p))}, {by_processor(times, *p)}" for p in pairs]
+        faster, trl = ratios(times, "bare", "shared"), ratios(times, "trl", "shared")
         eager = median(ratios(times, "bare, eager", "shared"))
-        slug, n = shape.name.replace("/", "-"), len(faster)
+        slug, n = shape.slug, len(faster)
         figures += [
             Figure(
                 f"trainer.2.shared-{slug}",
-                f"a bare PyTorch loop's time over ours with shared prefixes, prompt/completion/G {shape.name}, bf16",
+                f"a bare PyTorch loop's time over ours with shared prefixes, prompt/completion/G {shape.name}, "
+                f"{DTYPE_NAME}",
                 f">= {goal}",
                 round(median(faster), 2),
                 "times faster",
                 median(faster) >= goal,
                 n,
-                f"{notes[0]}; against the loop with eager attention {eager:.2f}; 2 threads, {machine()}",
-            ),
-            Figure(
-                f"trainer.2.plain-{slug}",
-                f"our time without sharing over the bare loop's, prompt/completion/G {shape.name}, bfloat16",
-                "<= 1.05",
-                round(median(plain), 3),
-                "ratio",
-                median(plain) <= 1.05,
-                n,
-                f"{notes[1]}; includes credit, packing and metrics, and the backward pass computes the product of the "
-                f"head again, since logits are not kept; 2 threads, {machine()}",
+                f"{compared(times, 'bare', 'shared')}; against the loop with eager attention {eager:.2f}; "
+                f"2 threads, {machine()}",
             ),
             Figure(
                 f"trainer.2.trl-{slug}",
-                f"TRL 1.16's training half over our step with shared prefixes, prompt/completion/G {shape.name}",
+                f"TRL 1.16's training half over our step with shared prefixes, prompt/completion/G {shape.name}, "
+                f"{DTYPE_NAME}",
                 ">= 3",
                 round(median(trl), 2),
                 "times faster",
                 median(trl) >= 3,
                 n,
-                f"{notes[2]}; compute_loss, backward, AdamW; default autocast, no checkpoints; 2 threads, {machine()}",
+                f"{compared(times, 'trl', 'shared')}; compute_loss, backward, AdamW; no checkpoints; "
+                f"2 threads, {machine()}",
             ),
         ]
+        if "plain" in times:
+            figures.append(plain_figure(shape, times))
+    return finish(figures, short)
+
+
+def compared(times: Times, over: str, under: str) -> str:
+    return f"median of turns, {spread(ratios(times, over, under))}, {by_processor(times, over, under)}"
+
+
+def plain_figure(shape: Shape, times: Times) -> Figure:
+    """Return the row trainer.2.plain-* of a shape."""
+    plain = ratios(times, "plain", "bare")
+    return Figure(
+        f"trainer.2.plain-{shape.slug}",
+        f"our time without sharing over the bare loop's, prompt/completion/G {shape.name}, {DTYPE_NAME}",
+        "<= 1.05",
+        round(median(plain), 3),
+        "ratio",
+        median(plain) <= 1.05,
+        len(plain),
+        f"{compared(times, 'plain', 'bare')}; {shape.groups} groups; includes credit, packing and metrics; "
+        f"2 threads, {machine()}",
+    )
+
+
+def limit(short: bool) -> bool:
+    """Rows throughput.3.flops, throughput.3.cores and trainer.2.plain-48-24-8."""
+    shape = TINY if short else LIMIT_SHAPE
+    keep_freed_memory()  # as in a run on CPU; it holds for the whole process, hence for the bare loop too
+    arms = {
+        "products": step_times.matrix_products(step_times.PRODUCTS),
+        "shared": our_step(shape, shared=True),
+        "plain": our_step(shape, shared=False),
+        "bare": bare_step(shape),
+    }
+    times = alternate(arms, 2 if short else 20)
+    # The time of the step's own products, at the rate that the round has measured with others.
+    products = product_flops(step_times.PRODUCTS)
+    scale = shape.flops(shared=True) / products
+    flops = [ratio / scale for ratio in ratios(times, "shared", "products")]
+    cores = [one.processor / one.wall for one in times["shared"]]
+    on_processor = median(one.processor for one in times["shared"]) / scale
+    on_processor /= median(one.processor for one in times["products"])
+    rate = products / median(one.wall for one in times["products"])
+    what = f"a step on {shape.groups} groups with shared prefixes, prompt/completion/G {shape.name}, {DTYPE_NAME}"
+    figures = [
+        Figure(
+            "throughput.3.flops",
+            f"{what}: its time over that of its matrix products at the measured rate",
+            "<= 2.0",
+            round(median(flops), 2),
+            "ratio",
+            median(flops) <= 2.0,
+            len(flops),
+            f"median of rounds, {spread(flops)}, by processor time {on_processor:.2f}; "
+            f"{median(one.wall for one in times['shared']):.2f} s for {shape.flops(shared=True) / 1e12:.2f} TFLOP, "
+            f"products at {rate / 1e9:.0f} GFLOP/s, measured in every round; freed memory kept, as in a run; "
+            f"2 threads, {machine()}",
+        ),
+        Figure(
+            "throughput.3.cores",
+            f"{what}: processor time over wall time",
+            ">= 1.8 of 2",
+            round(median(cores), 2),
+            "cores",
+            median(cores) >= 1.8,
+            len(cores),
+            f"median of rounds, {spread(cores)}; matrix products alone "
+            f"{median(one.processor / one.wall for one in times['products']):.2f}; 2 threads, {machine()}",
+        ),
+        plain_figure(shape, times),
+    ]
     return finish(figures, short)
 
 
@@ -197,35 +227,26 @@ def shapes(short: bool) -> bool:
     figures = []
     for shape in table:
         arms = {"shared": our_step(shape, shared=True), "plain": our_step(shape, shared=False)}
-        rate = matmul_rate()
+        rate = step_times.matmul_rate()
         times = alternate(arms, 2 if short else 3)
         seconds = {name: median(t.wall for t in taken) for name, taken in times.items()}
         reached = {name: shape.flops(shared=name == "shared") / s / rate for name, s in seconds.items()}
         figures.append(
             Figure(
-                f"trainer.2.shape-{shape.name.replace('/', '-')}",
-                f"a step on {shape.groups} groups, prompt/completion/G {shape.name}, shared prefix over plain rows",
+                f"trainer.2.shape-{shape.slug}",
+                f"a step on {shape.groups} groups, prompt/completion/G {shape.name}, shared prefix over plain rows, "
+                f"{DTYPE_NAME}",
                 "reported",
                 round(seconds["plain"] / seconds["shared"], 2),
                 "times faster",
                 True,
                 2 if short else 3,
                 f"{seconds['shared']:.1f} s shared ({reached['shared']:.0%} of a measured {rate / 1e12:.2f} TFLOP/s of "
-                f"bf16 products), {seconds['plain']:.1f} s plain ({reached['plain']:.0%}); 2 threads, {machine()}",
+                f"{DTYPE_NAME} products), {seconds['plain']:.1f} s plain ({reached['plain']:.0%}); "
+                f"2 threads, {machine()}",
             )
         )
     return finish(figures, short)
-
-
-def matmul_rate() -> float:
-    """Return the floating-point operations a second of a large bfloat16 product, the median of nine."""
-    a, b = (torch.randn(2048, 2048).bfloat16() for _ in range(2))
-    times = []
-    for _ in range(9):
-        start = time.perf_counter()
-        a @ b
-        times.append(time.perf_counter() - start)
-    return 2 * 2048**3 / median(times)
 
 
 def memory(short: bool) -> bool:
@@ -245,7 +266,7 @@ def memory(short: bool) -> bool:
         Figure(
             "trainer.2.memory",
             f"peak memory of our step over the bare loop's, the same {shape.together * shape.size} completions in a "
-            f"micro-batch, prompt/completion/G {shape.name}",
+            f"micro-batch, prompt/completion/G {shape.name}, {DTYPE_NAME}",
             "<= 0.6",
             round(ratio, 3),
             "ratio",
@@ -275,14 +296,15 @@ def finish(figures: list[Figure], short: bool) -> bool:
     return all(figure.holds for figure in figures if figure.id.startswith("trainer.1."))
 
 
+COMMANDS: Final = {"exact": exact, "speed": speed, "limit": limit, "shapes": shapes, "memory": memory}
+
 if __name__ == "__main__":
     parser = command_parser(__doc__, short="two rounds of a small batch; record nothing")
-    parser.add_argument("command", choices=["exact", "speed", "shapes", "memory", "peak"], help="peak is internal")
+    parser.add_argument("command", choices=[*COMMANDS, "peak"], help="peak is internal")
     parser.add_argument("arm", nargs="?", help="internal: which arm peak measures")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     if arguments.command == "peak":
         peak(arguments.arm, arguments.short)
     else:
-        commands = {"exact": exact, "speed": speed, "shapes": shapes, "memory": memory}
-        sys.exit(not commands[arguments.command](arguments.short))
+        sys.exit(not COMMANDS[arguments.command](arguments.short))

@@ -1,11 +1,12 @@
 """The arms of `python -m lab.bench.trainer`: our trainer, a bare PyTorch loop, and TRL, on the same groups.
 
-All train SmolLM2-135M with float32 masters and Adam moments, compute in bfloat16, and make one update per batch.
+All train SmolLM2-135M with float32 masters and Adam moments, compute in `DTYPE`, and make one update per batch.
 """
 
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lab.fixtures import smollm2
 from offbeat.objective.presets import PRESETS
+from offbeat.placement.hardware import multiplies_bfloat16
 from offbeat.trainer.forward import ModelCheck, PolicyModel
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings
 from offbeat.trainer.trainer import StepSettings, Trained, Trainer
@@ -21,6 +23,11 @@ from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
 
 VOCABULARY = 49_152
 RATE = 1e-6
+
+
+DTYPE: Final = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+"""Of the matrix products in every arm, also of TRL and TorchRL: the one in which this processor computes fastest."""
+DTYPE_NAME: Final = str(DTYPE).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,11 @@ class Shape:
     @property
     def name(self) -> str:
         return f"{self.prompt}/{self.completion}/{self.size}"
+
+    @property
+    def slug(self) -> str:
+        """The name as part of the id of a row."""
+        return self.name.replace("/", "-")
 
     def make_groups(self) -> list[Group]:
         """Return groups of random tokens; half of each group is right. Lengths are equal: no arm pays for padding."""
@@ -75,7 +87,7 @@ def our_step(shape: Shape, *, shared: bool) -> Callable[[], None]:
     """Return a step of our trainer with everything: credit, packing, metrics."""
     row = shape.prompt + shape.completion * (shape.size if shared else 1)
     budget = row * shape.together * (1 if shared else shape.size)
-    policy_model = PolicyModel(load(torch.bfloat16))
+    policy_model = PolicyModel(load(DTYPE))
     settings = StepSettings(PRESETS["rec-oneside-nois"].objective, token_budget=budget)
     trainer = Trainer(policy_model, MasterAdamW(policy_model, OptimizerSettings()), settings)
     if not shared:
@@ -100,7 +112,7 @@ def rows(shape: Shape) -> tuple[Tensor, Tensor]:
 
 def bare_step(shape: Shape, attention: str = "sdpa") -> Callable[[], None]:
     """Return a step of plain REINFORCE: padded rows, logits of the completion alone, log_softmax, backward, AdamW."""
-    model = load(torch.bfloat16, attention).eval()
+    model = load(DTYPE, attention).eval()
     optimizer = MasterAdamW(model, OptimizerSettings())
     ids, advantages = rows(shape)
     each = shape.together * shape.size
@@ -141,7 +153,7 @@ def trl_step(shape: Shape) -> Callable[[], None]:
             per_device_train_batch_size=len(completions),
             num_generations=shape.size,
             max_completion_length=shape.completion,
-            bf16=True,
+            bf16=DTYPE is torch.bfloat16,
             gradient_checkpointing=False,
         )
     each = shape.together * shape.size

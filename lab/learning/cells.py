@@ -76,9 +76,10 @@ class SimulatedSeconds(PublishEvidence):
 
     cost: float = 0.0
 
-    def add_step(self, drift: PublishedDrift, seconds: Mapping[Phase, float]) -> None:
+    def add_step(self, drift: PublishedDrift, seconds: Mapping[Phase, float]) -> float:
         self.since.append(StepEvidence(drift, 1.0))
         self.costs = [self.cost]
+        return 1.0
 
 
 def preset(name: str, v: int) -> Arm:

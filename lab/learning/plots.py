@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 from lab.figures import ROOT
+from lab.learning.pictures import follow_color_scheme
 
 DOCS: Final = ROOT / "docs"
 SHOWN: Final = 0.5
@@ -32,6 +33,7 @@ def _save(name: str) -> None:
     mpl.rcParams["svg.hashsalt"] = name  # the same numbers give the same file, byte for byte
     plt.tight_layout()
     plt.savefig(DOCS / name, metadata={"Date": None})
+    follow_color_scheme(DOCS / name)
     plt.close()
 
 

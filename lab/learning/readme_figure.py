@@ -24,6 +24,7 @@ import matplotlib.pyplot as plt  # after the choice of the backend
 
 from lab.figures import ROOT, Figure, command_parser, machine, record
 from lab.fixtures.processes import OFFBEAT
+from lab.learning.pictures import follow_color_scheme
 from offbeat.run.journal import read
 from offbeat.run.quickstart import make_model
 
@@ -98,6 +99,7 @@ def draw(runs: Sequence[Run]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     plt.tight_layout()
     plt.savefig(PICTURE, metadata={"Date": None})
+    follow_color_scheme(PICTURE)
     plt.close()
 
 

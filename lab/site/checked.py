@@ -50,7 +50,9 @@ def run(page: Path, place: Path, *, shell: bool) -> Counter[str]:
 
 def _run_shell(page: Path, block: Block) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = ["bash", "-euo", "pipefail", "-c", block.text]
+    # The whole quickstart has a test of its own; here the commands after it need only its files.
+    text = re.sub(r"^offbeat quickstart$", "offbeat quickstart --steps 2", block.text, flags=re.M)
+    command = ["bash", "-euo", "pipefail", "-c", text]
     done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{page_name(page)}, line {block.line}:\n{done.stdout}{done.stderr}")

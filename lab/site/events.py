@@ -1,4 +1,4 @@
-"""Every event kind with its fields, found where the source writes it, and its declaration in `offbeat.events`."""
+"""The table of events, and the fields that the source writes, to check the declarations in `offbeat.events`."""
 
 import ast
 from collections.abc import Iterator
@@ -29,10 +29,14 @@ def _writes(tree: ast.AST) -> Iterator[ast.Call]:
                 yield node
 
 
-def rows(source: Path) -> list[list[str]]:
+def rows() -> list[list[str]]:
     """One row per kind, in the order of `EVENTS`: kind, fields, meaning, what to do."""
-    fields = written(source)
     return [
-        [f"`{kind}`", ", ".join(f"`{one}`" for one in fields[kind]) or "–", spec.meaning, spec.action or "–"]
+        [
+            f"`{kind}`",
+            "; ".join(f"`{name}`: {meaning}" for name, meaning in spec.fields.items()) or "–",
+            spec.meaning,
+            spec.action or "–",
+        ]
         for kind, spec in EVENTS.items()
     ]

@@ -58,22 +58,36 @@ _MEASURE: Final = """(() => {
 })()"""
 
 
-def look(browser: Chromium, file: Path, *, width: int, dark: bool, keep: Path | None) -> tuple[list[str], str]:
-    """Return the faults of a page at this width and color scheme, and the text that a person sees."""
-    browser.open(file, width=width, dark=dark)
+def look(
+    browser: Chromium, page: Path | str, *, width: int, dark: bool, keep: Path | None, name: str = ""
+) -> tuple[list[str], str]:
+    """Return the faults of a page at this width and color scheme, and the text that a person sees.
+
+    A file may ask for nothing; a page of a server only for what is below its own address.
+    """
+    browser.open(page, width=width, dark=dark)
     found = browser.evaluate(_MEASURE)
     faults: list[str] = found["faults"]
     if found["texts"] < 50:
         faults.append(f"only {found['texts']} pieces of text, expected at least 50: the page was not drawn")
-    if found["scripts"] or "offbeat" not in found["title"] or "owned" in found["title"]:
+    if found["scripts"] != 1 or "offbeat" not in found["title"] or "owned" in found["title"]:
         faults.append(f"{found['scripts']} scripts, title {found['title']!r}")
+    faults += unwanted(browser, page)
+    if keep is not None:
+        stem = name or (page.stem if isinstance(page, Path) else "page")
+        browser.screenshot(keep / f"{stem}-{width}-{'dark' if dark else 'light'}.png")
+    return faults, str(found["shown"])
+
+
+def unwanted(browser: Chromium, page: Path | str) -> list[str]:
+    """Return the messages on the console and the requests to other places, since the page was opened."""
+    faults = []
     for event in browser.events:
         if event.get("method") in QUIET:
             faults.append(f"{event['method']}: {str(event.get('params'))[:200]}")
         if event.get("method") == "Network.requestWillBeSent":
             asked = event["params"]["request"]["url"]
-            if asked != file.resolve().as_uri():
+            own = asked == page.resolve().as_uri() if isinstance(page, Path) else asked.startswith(page)
+            if not own:
                 faults.append(f"asked for {asked[:200]}")
-    if keep is not None:
-        browser.screenshot(keep / f"{file.stem}-{width}-{'dark' if dark else 'light'}.png")
-    return faults, str(found["shown"])
+    return faults

@@ -19,10 +19,9 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lab.bench.gsm8k_spellings import SPELLINGS
-from lab.figures import ROOT
 from lab.site import events as event_table
 from offbeat import errors
-from offbeat.cli.init import recipes
+from offbeat.cli.init import PLACES, facts, recipes
 from offbeat.cli.main import app
 from offbeat.config import Config
 from offbeat.config.knobs import Knob, knobs
@@ -55,6 +54,7 @@ REMEDIES: Final = {
     RefusalReason.CONFLICT: "correct scores with late feedback; otherwise use another id",
     RefusalReason.UNKNOWN_GROUP: "append the group first",
     RefusalReason.UNKNOWN_COMPLETION: "look up the ids with `offbeat log show`",
+    RefusalReason.AMBIGUOUS: "add the id of the group, or of the completion",
     RefusalReason.UNREADABLE: "correct the file and import it again",
 }
 """What to do about each reason; a reason without an entry fails the build."""
@@ -243,7 +243,7 @@ def health_rules() -> str:
 
 def events() -> str:
     """Every kind of line in events.jsonl."""
-    return table(["kind", "fields", "meaning", "what to do"], event_table.rows(ROOT / "src"))
+    return table(["kind", "fields", "meaning", "what to do"], event_table.rows())
 
 
 def experience_schema() -> str:
@@ -313,16 +313,23 @@ def spellings() -> str:
     return table(["spelling", "a completion that ends in"], rows)
 
 
+def _place(recipe: tuple[str, str]) -> tuple[int, bool]:
+    """Sort recipes by what a user has; those for a model of your own come last."""
+    known = facts(recipe[1])
+    return list(PLACES).index(known["for"]), "your model" in known["needs"]
+
+
 def recipe_table() -> str:
-    """Every recipe, and the hardware it was run on."""
+    """Every recipe by what a user has, and the hardware it was run on."""
     rows = []
-    for name, text in recipes().items():
+    for name, text in sorted(recipes().items(), key=_place):
         title = text.partition("\n")[0].removeprefix(f"# {name}: ")
         ran = re.search(r"^# ((?:Not run|Run)\b.*(?:\n# .*)*)", text, re.M)
         assert ran, f"recipe {name} does not say where it was run"
         file = f"[`{name}`](../../src/offbeat/recipes/{name}.toml)"
-        rows.append([file, title, ran[1].replace("\n# ", " ").rstrip(".")])
-    return table(["recipe", "what it does", "hardware"], rows)
+        known = facts(text)
+        rows.append([file, title, known["for"], known["needs"], ran[1].replace("\n# ", " ").rstrip(".")])
+    return table(["recipe", "what it does", "for", "memory and time", "hardware"], rows)
 
 
 BUILDERS: Final[dict[str, Callable[[], str]]] = {

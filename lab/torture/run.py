@@ -50,6 +50,8 @@ NOTICED = {"worker": "worker lost", "engine": "worker recovered", "rank": "rank 
 """The event by which the run reports that it lost the part."""
 SCHEDULES = 50
 KILL_GOAL, HANG_GOAL, RATE_GOAL, BACK_GOAL = 5.0, 20.0, 0.9, 30.0
+PATIENCE = 600.0
+"""Seconds for what has no goal, such as a start on a busy machine."""
 KEPT = ROOT / "lab" / "torture" / "outcomes.jsonl"
 
 
@@ -77,15 +79,15 @@ def schedule(seed: int, model: Path) -> Outcome:
         run = Run(directory / "run")
         write_config(directory, model, engine="vllm" if target == "engine" else "hf", ranks=1 + seed // 10 % 2)
         run.start("train", str(directory / "run.toml"), "--out", str(run.directory))
-        run.wait_for("three steps", lambda events: count_steps(events) >= 3, 240)
+        run.wait_for("three steps", lambda events: count_steps(events) >= 3, PATIENCE)
         if target in ("worker", "engine"):
-            run.wait_for("two ready workers", lambda events: _ready_workers(events) == 2, 120)
+            run.wait_for("two ready workers", lambda events: _ready_workers(events) == 2, PATIENCE)
         time.sleep(rng.uniform(0.5, 4))
         hit, reports = time.time(), _count_reports(run, target)
         os.kill(victim(run, target, rng), getattr(signal, name))
         pids = [pid for pid, _ in descendants(run.driver.pid)] if run.driver else []
         noticed = _resume(run, name, pids, hit) if target == "driver" else _wait_for_report(run, target, reports) - hit
-        run.wait_for("five steps afterwards", lambda _: run.steps_after(hit + noticed) >= 5, 120)
+        run.wait_for("five steps afterwards", lambda _: run.steps_after(hit + noticed) >= 5, PATIENCE)
         back = _fifth_step_after(run, hit + noticed) - hit
         rate = _rate(run, hit + BACK_GOAL) if target == "worker" else None
         pids += [pid for pid, _ in descendants(run.driver.pid)] if run.driver else []

@@ -10,7 +10,7 @@ TEST = "tests/weights/test_delta.py::test_every_bit_survives_the_round_trip"
 
 def codec() -> list[Figure]:
     """Row weights-rollout.1.codec: how many examples hypothesis tried, and whether every bit survived."""
-    run = run_tests("--hypothesis-show-statistics", TEST)
+    run = run_tests("--hypothesis-profile", "thousand", "--hypothesis-show-statistics", TEST)
     failing = sum(int(count) for count in re.findall(r"(\d+) failing", run.output))
     return [
         Figure(

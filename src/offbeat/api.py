@@ -1,41 +1,35 @@
 """The public Python API: check, train, resume, evaluate, report, and `Run`. `offbeat/__init__.py` lists all of it.
 
-    run = offbeat.train("run.toml", steps=100)
-    run.metrics()["reward_mean"]
+    run = offbeat.train("Qwen/Qwen2.5-0.5B-Instruct", reward, rows, steps=100)
+    run.metrics["reward_mean"]
 
 The command line calls the same functions. No torch until a run starts.
 """
 
-import asyncio
+import math
 import os
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from offbeat.config import Config, examine
 from offbeat.config.toml_file import TomlFile, key_paths
+from offbeat.drive import Callback, drive
 from offbeat.errors import ConfigError, HubError, RunError
-from offbeat.hub import find_model, hub_name, model_directory
+from offbeat.from_python import own_settings, placed, remove_task
+from offbeat.hub import find_model, hub_name
 from offbeat.reports.run import Run
 from offbeat.run.directory import RunDirectory, RunLock
+from offbeat.run.event_loop import outside_event_loop
 
 if TYPE_CHECKING:
     from offbeat.evaluation import EvaluationRow
-    from offbeat.experience.ledger import Ledger
-    from offbeat.run.loop import Loop
+    from offbeat.tasks.capture import RewardFunction
     from offbeat.tasks.task import Task
     from offbeat.types import Json
 
-Result = TypeVar("Result")
-TINY: Final = 1_000_000
-"""Parameters below which a second thread does not pay."""
 Source = Config | Mapping[str, Any] | str | os.PathLike[str]
 """A configuration: a `Config`, a dictionary, or the path of a TOML file."""
 
@@ -67,39 +61,87 @@ def check(source: Source | None = None, /, *, gpus: str | None = None, **setting
 
 
 def train(
-    source: Source | None = None,
+    model: "Source | None" = None,
     /,
+    reward: "RewardFunction | Sequence[RewardFunction] | None" = None,
+    dataset: object = None,
     *,
     out: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    callbacks: Sequence[Callback] = (),
+    eval_dataset: object = None,
+    reward_range: tuple[float, float] = (-math.inf, math.inf),
     **settings: Any,
 ) -> Run:
-    """Train and return the finished `Run`.
+    """Train and return the finished `Run`: `offbeat.train(model, reward, dataset)`, or `offbeat.train("run.toml")`.
+
+    >>> def correct(completions, answer, **columns):
+    ...     return [float(text.strip() == right) for text, right in zip(completions, answer)]
+    >>> rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+3=", "answer": "5"}]
+    >>> run = offbeat.train("owner/name", correct, rows, steps=100, learning_rate=1e-6)  # doctest: +SKIP
 
     The first interrupt (Ctrl-C, or "interrupt kernel" in a notebook) ends the run after its current step with a
     checkpoint; `resume` continues from there.
 
     Args:
-        source: A `Config`, a dictionary, or the path of a TOML file. Leave it out to give keywords only.
+        model: The directory of a model, or its name on the hub, `owner/name`. Without `reward`: a whole configuration,
+            which is a `Config`, a dictionary or the path of a TOML file.
+        reward: A reward function or several, with TRL's arguments, `(completions, **columns)`, or with the arguments
+            `(text, columns)`; with a weight as `Reward(function, weight=0.5)`.
+        dataset: A list of dictionaries with a 'prompt' (text or messages) and the columns that `reward` takes; a JSONL
+            or Parquet file; a `datasets.Dataset`, or a `DatasetDict` whose test split is evaluated on.
         out: The run directory. Default: `runs/` and the name of the TOML file, or the time of day.
         progress: Show a progress display in a terminal or notebook, plain lines elsewhere.
-        settings: Any setting of the configuration, for example `steps=100, sync={"every": 10}`.
+        callbacks: Functions that are called with every event of the run, a dictionary with its `kind` and `step`. One
+            that returns a text ends the run after its step.
+        eval_dataset: Evaluate on these rows, and train on all of `dataset`. Default: some rows are held out.
+        reward_range: A completion with a reward outside is not scored.
+        settings: Any setting of the configuration: `steps=100, sync={"every": 10}`, or by its own name if that is
+            unique, `learning_rate=1e-6`.
     """
-    config = checked(source, settings, to_run=True)
-    directory = RunDirectory(Path(out) if out is not None else _default_directory(source))
-    directory.create(config)
-    drive(config, directory, progress=progress)
-    return Run(directory.path)
+    directory = RunDirectory(Path(out) if out is not None else _default_directory(model if reward is None else None))
+    if reward is None and dataset is None:
+        config = checked(model, settings, to_run=True)
+        lock = directory.create(config)
+    else:
+        lock = directory.claim()
+        try:
+            own = own_settings(
+                directory, model, reward, dataset, eval_dataset=eval_dataset, reward_range=reward_range,
+                settings=settings,
+            )  # fmt: skip
+            config = checked(None, own, to_run=True)
+            directory.record(config)
+        except BaseException:
+            remove_task(directory)
+            lock.release()
+            raise
+    return _drive(config, directory, lock, progress, callbacks)
 
 
-def resume(run: Run | str | os.PathLike[str], *, steps: int | None = None, progress: bool = True) -> Run:
-    """Continue a run from its newest checkpoint, up to `steps` if given, and return it."""
+def resume(
+    run: Run | str | os.PathLike[str],
+    *,
+    steps: int | None = None,
+    progress: bool = True,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Continue a run from its newest checkpoint, up to `steps` if given, and return it. See `train` for `callbacks`."""
     opened = run if isinstance(run, Run) else Run(run)
     config = opened.config
-    with RunLock(opened.directory):  # fails before anything heavy is imported
-        pass
-    drive(config.model_copy(update={"steps": steps}) if steps else config, opened.directory, progress=progress)
-    return opened
+    lock = RunLock(opened.directory)  # fails before anything heavy is imported
+    config = config.model_copy(update={"steps": steps}) if steps else config
+    return _drive(config, opened.directory, lock, progress, callbacks)
+
+
+def _drive(
+    config: Config, directory: RunDirectory, lock: RunLock, progress: bool, callbacks: Sequence[Callback]
+) -> Run:
+    done = drive(config, directory, lock, progress=progress, callbacks=callbacks)
+    if progress and done.why:
+        again = "" if done.finished else f"; continue with offbeat.resume({str(directory.path)!r})"
+        print(f"the run ended early: {done.why}{again}")
+    return Run(directory.path)
 
 
 def evaluate(
@@ -107,53 +149,67 @@ def evaluate(
     task: "Task | str | None" = None,
     *,
     options: Mapping[str, Any] | None = None,
-    prompts: int = 64,
+    prompts: int | None = None,
     samples: int = 8,
     k: Sequence[int] = (),
     temperature: float = 1.0,
-    max_tokens: int = 256,
+    greedy: bool = True,
+    before: bool = True,
+    max_tokens: int | None = None,
     seed: int = 0,
+    slice_by: str | None = None,
+    correct_at: float = 1.0,
+    workers: int = 2,
 ) -> "list[EvaluationRow]":
     """Return pass@1, pass@k and maj@k with 95 % intervals, one row per slice of the task.
 
+    A run is asked prompts that it held out, and its base model the same ones; `held_out` of a row says so.
+
     Args:
-        source: A `Run` (its newest policy), a model directory, or the name of a model on the hub, `owner/name`.
-        task: A task, its name, or the path of a task file. Default: the task of the run.
+        source: A run (its newest policy), a model directory, or the name of a model on the hub, `owner/name`.
+        task: A task, its name, or the path of a task file. Default: what the run evaluates on.
         options: Settings of the task, where it is given by name.
-        prompts: Prompts to ask.
-        samples: Completions of each prompt.
+        prompts: Distinct prompts to ask. Default: as many as the run, or 64.
+        samples: Completions of each prompt, more if there are fewer prompts than asked for.
         k: For pass@k and maj@k. Default: `samples`.
         temperature: 0 is greedy.
-        max_tokens: Longest completion.
-        seed: Of prompts, sampling and bootstrap.
+        greedy: Add a greedy completion of each prompt: `greedy pass@1`.
+        before: Of a run, evaluate the model that it started from too: `before` and `difference` of each row.
+        max_tokens: Longest completion. Default: as in the run, or 256.
+        seed: Of sampling.
+        slice_by: The column that splits the prompts into rows. Default: that of the task.
+        correct_at: A completion with at least this reward is correct.
+        workers: Scoring processes.
     """
-    from offbeat.evaluation import evaluate as estimate
-    from offbeat.rollout.hf import HfEngine
-    from offbeat.run.evaluation import ModelSampler, load_model, sample_attempts, sampling_for
+    from offbeat.run.evaluation_model import EvaluationSettings, evaluate_model, evaluate_run
 
-    chosen = _task(task, options or {}, source)
-    if isinstance(source, Run):
-        model, tokenizer = source.policy(), source.tokenizer()
-        sampler = ModelSampler(HfEngine(model), tokenizer, sampling_for(model, tokenizer, temperature, max_tokens))
-    else:
-        sampler = load_model(os.fspath(source), temperature=temperature, max_tokens=max_tokens)
-    attempts = _outside_event_loop(
-        lambda: list(
-            sample_attempts(sampler, chosen, chosen.slice_by, prompts=prompts, samples=samples, seed=seed, workers=2)
-        )
+    asked = EvaluationSettings(
+        prompts, samples, tuple(k), temperature, greedy, before, max_tokens, seed, slice_by, correct_at, workers
     )
-    return estimate(attempts, list(k) or [samples], seed=seed)
+    place = source.path if isinstance(source, Run) else Path(source)
+    if (directory := RunDirectory(place)).events.exists():
+        other = None if task is None else _task(task, options or {})
+        return outside_event_loop(lambda: evaluate_run(directory, other, asked))
+    chosen = _task(task, options or {})
+    return outside_event_loop(lambda: evaluate_model(str(place), chosen, asked))
 
 
-def report(*runs: Run | str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the HTML report of one run, or of several compared, and return its path."""
+def report(
+    *runs: Run | str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    names: Sequence[str] = (),
+) -> Path:
+    """Write the HTML report of one run, or of several compared, and return its path.
+
+    Runs that differ only in their seed are pooled. `names` are shown instead of the names of the directories.
+    """
     from offbeat.reports.page import write_report
 
     if not runs:
         raise RunError("give at least one run: offbeat.report('runs/one')")
     paths = [run.path if isinstance(run, Run) else Path(run) for run in runs]
     to = Path(out) if out is not None else paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
-    write_report(paths, to)
+    write_report(paths, to, names)
     return to
 
 
@@ -168,75 +224,6 @@ def tiny_model(directory: str | os.PathLike[str]) -> Path:
     if not (path / "config.json").exists():
         make_model(path, say=lambda line: None)
     return path
-
-
-def drive(config: Config, directory: RunDirectory, *, progress: bool = True) -> "tuple[Ledger, bool]":
-    """Run to the last step; returns the ledger, and whether the last step was reached."""
-    from rich.console import Console
-    from transformers.utils.logging import disable_progress_bar
-
-    from offbeat.preflight.gpu.once import require_checked_gpu
-    from offbeat.reports.live import LiveView
-
-    if config.run.place == "ray":
-        from offbeat.run.ray.entry import train as run
-    else:
-        from offbeat.run.local import train as run
-
-    require_checked_gpu(lambda line: print(line, file=sys.stderr))
-    model_directory(config.model.path, config.model.revision)  # a download shows its progress before the view starts
-    disable_progress_bar()  # the view has its own
-    loops: list[Loop] = []
-    console = Console(quiet=not progress)
-    with LiveView(config, console) as view, _stop_on_interrupt(loops), _fitting_threads(config):
-        ledger = _outside_event_loop(lambda: run(config, directory, watching=view, started=loops.append))
-    return ledger, not loops or loops[-1].learner.step >= config.steps
-
-
-@contextmanager
-def _fitting_threads(config: Config) -> Iterator[None]:
-    """Train a tiny model on one CPU thread: with such small matrices a second one costs more than it saves."""
-    import torch
-
-    from offbeat.preflight.forecast import ModelFiles
-
-    before = torch.get_num_threads()
-    if (ModelFiles(model_directory(config.model.path, config.model.revision)).parameters or TINY) < TINY:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _stop_on_interrupt(loops: "list[Loop]") -> Iterator[None]:
-    """Let the first interrupt end the run after its step, and the second end it at once."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        print("stopping after this step, with a checkpoint; press Ctrl-C again to stop at once", file=sys.stderr)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for loop in loops:
-            loop.stop("interrupted")
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _outside_event_loop(run: Callable[[], Result]) -> Result:
-    """Call `run`, which starts an event loop of its own; in a notebook one is running already, so use a thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return run()
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(run).result()
 
 
 def checked(
@@ -282,7 +269,7 @@ def _load(
     overrides: Sequence[str] = (),
     also: Callable[[Config], list[str]] = lambda config: [],
 ) -> Config:
-    file = None
+    file, settings = None, placed(settings)
     if isinstance(source, str | os.PathLike):
         file = TomlFile.read(Path(source), overrides)
         data = file.data
@@ -319,14 +306,9 @@ def _default_directory(source: Source | None) -> Path:
     return Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")
 
 
-def _task(task: "Task | str | None", options: "Mapping[str, Json]", source: object) -> "Task":
-    from offbeat.run.build import make_task
+def _task(task: "Task | str | None", options: "Mapping[str, Json]") -> "Task":
     from offbeat.tasks.task import make
 
     if task is None:
-        if not isinstance(source, Run):
-            raise ConfigError(["task: a model has no task of its own; give one, for example task='gsm8k'"])
-        return make_task(source.config)
-    if isinstance(task, str):
-        return make("custom", {**options, "path": task}) if task.endswith(".py") else make(task, dict(options))
-    return task
+        raise ConfigError(["task: a model has no task of its own; give one, for example task='gsm8k'"])
+    return make(task, dict(options)) if isinstance(task, str) else task

@@ -240,6 +240,6 @@ def suggest_nearest(word: str, valid: Iterable[str]) -> str:
     'valid: grpo, dapo'
     """
     known = list(valid)
-    close = get_close_matches(word, known, n=3, cutoff=0.5)
+    close = get_close_matches(word, known, n=3, cutoff=0.6)
     close.sort(key=lambda name: sorted(name) != sorted(word))  # swapped letters are the likeliest slip
     return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(known)}"

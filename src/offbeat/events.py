@@ -3,7 +3,8 @@
 The live view, the report and the reference page all read these declarations. No torch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -48,79 +49,141 @@ class EventSpec:
     """True if every run writes it; the report lists all other events as notes."""
     trouble: bool = False
     """True if the live view shows it as a warning."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Everything the event has besides `at`, `step` and `kind`, with its meaning."""
 
+
+_WORKER: Final = {"worker": "its name"}
+_WHY: Final = {"why": "the reason"}
 
 EVENTS: Final = {
     EventKind.ESTIMATED: EventSpec(
-        "the memory of a step, term by term (`memory`), after the largest micro-batch was computed once to verify it "
-        "(`worst_seconds`); on GPUs also the device plan (`devices`)",
+        "a process starts to drive the run, after the largest micro-batch was computed once to verify its memory",
         routine=True,
+        fields={
+            "memory": "the memory of a step, term by term",
+            "worst_seconds": "seconds of the largest micro-batch",
+            "steps": "the last step that was asked for",
+            "devices": "on GPUs: the device plan",
+        },
     ),
     EventKind.RESUMED: EventSpec("the run continues from a checkpoint at this step"),
-    EventKind.WORKER_JOINED: EventSpec("on Ray: a node offers a slot, and a worker starts on it"),
-    EventKind.WORKER_READY: EventSpec("a worker loaded this version and passed its probe", routine=True),
+    EventKind.WORKER_JOINED: EventSpec("on Ray: a node offers a slot, and a worker starts on it", fields=_WORKER),
+    EventKind.WORKER_READY: EventSpec(
+        "a worker loaded a version and passed its probe", routine=True, fields=_WORKER | {"version": "the version"}
+    ),
     EventKind.WORKER_RECOVERED: EventSpec(
         "a worker replaced its engine, reloaded its weights or cancelled a group that took too long; its prompts "
         "return to the queue",
         "nothing if it is rare; if it is frequent, read `why`",
         trouble=True,
+        fields=_WORKER | _WHY,
     ),
     EventKind.WORKER_LOST: EventSpec(
         "a worker ended with an error; its prompts return to the queue, and another worker replaces it",
         "read `why`; after three failures in a row without a group, the worker is not replaced",
         trouble=True,
+        fields=_WORKER | {"why": "the error"},
     ),
-    EventKind.WORKER_LEFT: EventSpec("on Ray: a node or its slot left the cluster", "nothing if you removed it"),
+    EventKind.WORKER_LEFT: EventSpec(
+        "on Ray: a node or its slot left the cluster", "nothing if you removed it", fields=_WORKER
+    ),
     EventKind.SCORING_LOST: EventSpec(
         "on Ray: a scoring pool ended or stopped answering, and is restarted",
         "look for a reward function that hangs",
         trouble=True,
+        fields={"pool": "its name"} | _WHY,
     ),
     EventKind.RANK_LOST: EventSpec(
         "on Ray: a trainer rank ended or stopped answering; all ranks end, and the run continues from the newest "
         "checkpoint",
         "if it happens often, it is usually memory: lower `trainer.token_budget`",
         trouble=True,
+        fields={"rank": "its number"} | _WHY,
     ),
     EventKind.STEP: EventSpec(
-        "a batch was trained: every metric, drift and gates by lag; how many groups were trained, how many of them are "
-        "replays, their lags, groups retired by cause; rewards by version, seconds by phase so far",
+        "a batch was trained",
         routine=True,
+        fields={
+            "metrics": "every metric that is known, by name",
+            "by_lag": "drift and gates by lag bucket; `none` is the bucket of tokens of unknown lag",
+            "lags": "the lag of each trained group, without groups of unknown lag",
+            "groups": "how many groups were trained",
+            "replayed": "how many of them are replays",
+            "retired": "groups that will not be drawn again, by cause",
+            "rewards": "mean reward and number of fresh groups, by oldest version",
+            "seconds": "seconds by phase so far, of this process",
+        },
     ),
     EventKind.WAITING: EventSpec(
         "no group arrived for a minute or longer; names what is missing and which worker is responsible",
         "look at the workers it names",
         trouble=True,
+        fields={"why": "what is missing, for how long, and the groups in flight"},
     ),
     EventKind.PUBLISHED: EventSpec(
-        "a version is in the weight log; `why` is first, period, drift, cost, longest or last", routine=True
+        "a version is in the weight log",
+        routine=True,
+        fields={
+            "version": "the version",
+            "why": "first, period, drift, cost, longest or last",
+            "how": "anchor or patch",
+            "bytes": "what was written",
+            "changed": "values that differ from the version before",
+        },
     ),
     EventKind.EVALUATED: EventSpec(
-        "pass rates of `version` with confidence intervals, always on the same prompts", routine=True
+        "a version was evaluated, always on the same prompts",
+        routine=True,
+        fields={
+            "version": "the version",
+            "prompts": "how many prompts were asked",
+            "distinct": "how many of them differ",
+            "samples": "sampled answers to each prompt",
+            "held_out": "true if the run does not train on these prompts",
+            "temperature": "of the sampled answers",
+            "k": "that of pass@k and maj@k",
+            "unscorable": "answers that could not be scored",
+            "pass@1": "the rate with its 95 % interval: [value, low, high]",
+            "mean reward": "likewise, as every other rate, such as `pass@4` and `greedy`",
+        },
     ),
     EventKind.NO_GRADIENT: EventSpec(
         "no token of the batch would move the policy; the batch is replaced",
         "usually the prompts are too easy or too hard; if the gate stops every token, sync more often",
         trouble=True,
+        fields=_WHY,
     ),
     EventKind.REFUSED: EventSpec(
         "groups whose log-probs or ratios are not finite are in quarantine; the step continues without them, or, if an "
         "update was made already, ends with it",
         "look at them: `offbeat view RUN --fate quarantined`",
         trouble=True,
+        fields={"groups": "their ids, each with the reason"},
     ),
-    EventKind.ALARM: EventSpec("a health rule fired", "see the health rules"),
+    EventKind.ALARM: EventSpec(
+        "a health rule fired",
+        "see the health rules",
+        fields={"action": "warn, pause or stop", "says": "the rule, the value and advice", "groups": "of the batch"},
+    ),
     EventKind.RELEASED: EventSpec("a paused run continues: the file `pause` was removed"),
     EventKind.SAVED: EventSpec(
         "a checkpoint is being written; `resume` uses the newest complete one", routine=True
     ),
     EventKind.FAILED: EventSpec(
-        "the error that ended the run", "read `why`, fix it, then `offbeat resume`", trouble=True
+        "the error that ended the run", "read `why`, fix it, then `offbeat resume`", trouble=True,
+        fields={"error": "its class", "why": "its message"},
     ),
     EventKind.ENDED: EventSpec(
-        "why the run ended, its ledger, and its time by phase",
+        "the run ended",
         "report a ledger that does not balance: it is a bug",
         routine=True,
+        fields={
+            "why": "the reason; empty after the last step",
+            "finished": "true if nothing is left to train; false if it was stopped",
+            "ledger": "the account of all groups in the log",
+            "seconds": "seconds by phase, of this process",
+        },
     ),
 }  # fmt: skip
 

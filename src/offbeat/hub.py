@@ -167,8 +167,8 @@ def _cached_instead(name: str, revision: str | None, error: Exception) -> HubMod
         return cached
     raise HubError(
         f"the hub cannot be reached ({_first_line(error)}), and {_with_revision(name, revision)} is not downloaded "
-        f"yet; connect this machine, or run `hf download {name}` on one that is connected, copy the directory that it "
-        "prints to here, and set model.path to it"
+        f"yet; connect this machine, or run `hf download {name} --local-dir DIR` on one that is connected, copy DIR "
+        "to here, and set model.path to it"
     ) from error
 
 

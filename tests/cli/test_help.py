@@ -1,5 +1,7 @@
 """The help of every command has an example, and `explain` knows every metric and setting."""
 
+import re
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -7,7 +9,9 @@ from typer.testing import CliRunner
 from lab.site.user_path import commands, shows_itself
 from offbeat.cli.main import app
 from offbeat.config.knobs import knobs
+from offbeat.events import EVENTS
 from offbeat.metrics import METRICS
+from offbeat.objective.presets import PRESETS
 
 run = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke
 
@@ -57,6 +61,24 @@ def test_a_misspelled_name_gets_a_suggestion(wrong: str, right: str) -> None:
     assert result.exit_code == 2 and f"did you mean '{right}'" in result.output
 
 
-def test_an_unknown_name_gets_a_list_of_all_names() -> None:
+def test_an_unknown_name_gets_the_command_that_lists_all() -> None:
     result = run(app, ["explain", "zzz"])
-    assert result.exit_code == 2 and "ess" in result.output and "sync.every" in result.output
+    assert result.exit_code == 2 and "list all with `offbeat explain`" in result.output
+
+
+def test_without_a_name_everything_is_listed_by_group_and_can_be_explained() -> None:
+    listed = run(app, ["explain"])
+    names = re.findall(r"^  (\S.*?)  ", listed.output, re.M)
+    assert listed.exit_code == 0 and set(names) == {*METRICS, *knobs(), *PRESETS, *EVENTS}
+    assert max(map(len, listed.output.splitlines())) <= 200
+    titles = [
+        "metrics of a step",
+        "settings at the top of the file",
+        "settings in [sync]",
+        "\nobjectives\n",
+        "events of a run",
+    ]
+    places = [listed.output.index(title) for title in titles]
+    assert places == sorted(places)
+    for name in [*PRESETS, *EVENTS]:
+        assert run(app, ["explain", name]).exit_code == 0, name

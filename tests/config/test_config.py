@@ -57,7 +57,7 @@ def test_all_problems_are_reported_at_once_with_the_nearest_valid_name() -> None
     )
     assert len(found) == 4
     assert "group_sise is not a setting; did you mean 'group_size'?" in found
-    assert "sync.evry is not a setting; did you mean 'every'?" in found
+    assert "sync.evry is not a setting; did you mean 'sync.every'?" in found
     assert any("prompts_per_step = 0" in p and "greater than or equal to 1" in p for p in found)
     assert "objective.aggregate = 'token-men' is not a choice; did you mean 'token-mean'?" in found
 
@@ -79,6 +79,24 @@ def test_truncated_sampling_is_refused_if_the_objective_needs_the_whole_distribu
     (problem,) = problems({"objective": {"preset": "grpo"}, "sampling": {"top_p": 0.9}})
     assert "top_p = 0.9" in problem and "set top_p = 1.0" in problem
     parse({"objective": {"preset": "red-weight"}, "sampling": {"top_p": 0.9}})
+
+
+def test_a_minimum_length_is_refused_if_it_cannot_be_reached_or_spoils_the_log_probs() -> None:
+    (problem,) = problems({"objective": {"preset": "red-weight"}, "sampling": {"min_tokens": 9, "max_tokens": 8}})
+    assert "sampling.min_tokens = 9 is more than sampling.max_tokens = 8; set at most 8" in problem
+    (problem,) = problems({"objective": {"preset": "grpo"}, "sampling": {"min_tokens": 4}})
+    assert "'grpo' needs the log-probs of the whole distribution" in problem and "ignore_eos = true" in problem
+    parse({"objective": {"preset": "red-weight"}, "sampling": {"min_tokens": 8, "max_tokens": 8}})
+
+
+def test_completions_that_ignore_the_end_need_no_minimum_and_are_never_masked() -> None:
+    parse({"objective": {"preset": "grpo"}, "sampling": {"ignore_eos": True}})
+    (problem,) = problems(
+        {"objective": {"preset": "red-weight"}, "sampling": {"ignore_eos": True, "min_tokens": 4, "max_tokens": 8}}
+    )
+    assert "sampling.min_tokens = 4 has no effect with sampling.ignore_eos" in problem
+    (problem,) = problems({"objective": {"preset": "grpo", "truncated": "mask"}, "sampling": {"ignore_eos": True}})
+    assert "set objective.truncated = 'score'" in problem
 
 
 @pytest.mark.parametrize(

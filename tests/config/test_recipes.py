@@ -5,18 +5,22 @@ import re
 from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner
 
 from lab.fixtures.hub import connected_to, serve_hub
 from lab.site.commands import commands, faults
-from offbeat.cli.init import annotated, recipes
+from offbeat.cli.init import annotated, facts, recipes
 from offbeat.cli.main import app
 from offbeat.config import Config
 from offbeat.config.toml_file import load
-from offbeat.placement.hardware import Hardware
+from offbeat.placement.hardware import GIB, Hardware
+from offbeat.placement.nearest import plan_devices
 from offbeat.placement.shape import ModelShape
+from offbeat.preflight.forecast import ModelFiles, forecast
 
 RECIPES = recipes()
 ASKED = {
@@ -118,6 +122,30 @@ def test_recipes_for_gpus_name_their_hardware_and_say_that_they_were_not_run() -
         assert trains_large == (name in FOR_GPUS), name
         if trains_large:
             assert "# Not run by us" in RECIPES[name], name
+
+
+@pytest.mark.parametrize("name", FOR_GPUS)
+def test_memory_and_time_of_a_recipe_are_those_of_its_device_plan(name: str) -> None:
+    config, gpus = load_recipe(name), Hardware.parse(FOR_GPUS[name])
+    file, parameters = ON_THE_HUB[config.model.path]
+    sizes = json.loads((MODELS / f"{file}.json").read_text())
+    plan = plan_devices(config, ModelShape.from_config(sizes), gpus)
+    engine = plan.engines[0].share * gpus.memory_gib
+    files = SimpleNamespace(config=sizes, parameters=parameters)
+    seconds = forecast(config, cast(ModelFiles, files)).seconds(100e12 * gpus.total) * config.steps
+    assert facts(RECIPES[name])["needs"] == (
+        f"trainer {plan.rank.peak / GIB:.1f} GiB, engine {engine:.1f} GiB of a GPU; about {seconds / 3600:.0f} h, "
+        "estimated"
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_in_the_group_of_its_hardware(name: str) -> None:
+    place, gpus = facts(RECIPES[name])["for"], FOR_GPUS.get(name)
+    whole = Hardware.parse(gpus) if gpus else None
+    assert (place == "a laptop") == (whole is None) and (place == "one GPU") == (whole is not None and whole.total == 1)
+    if whole is not None and whole.nodes > 1:
+        assert place == "a cluster"
 
 
 @pytest.mark.parametrize(("file", "parameters"), sorted(set(ON_THE_HUB.values())))

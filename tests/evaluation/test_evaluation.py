@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.evaluation import Attempts, bootstrap, evaluate, maj_at_k, majority, pass_at_k
+from offbeat.evaluation import Attempts, evaluate, maj_at_k, majority, pass_at_k
 
 
 @settings(deadline=None)
@@ -51,16 +51,6 @@ def test_maj_at_k_is_exact_with_few_draws_and_close_with_many() -> None:
     assert maj_at_k(answers[:1], correct[:1], 1) == 1.0
 
 
-def test_the_interval_covers_the_true_value_about_95_percent_of_the_time() -> None:
-    rng = np.random.default_rng(1)
-    covered = 0
-    for trial in range(200):
-        values = rng.random(100) < 0.4
-        estimate = bootstrap(values.astype(float).tolist(), seed=trial, draws=400)
-        covered += estimate.low <= 0.4 <= estimate.high
-    assert 180 <= covered <= 199  # 95 % of 200 is 190, give or take 3
-
-
 def test_intervals_are_over_prompts_not_over_completions() -> None:
     few_prompts = [Attempts(f"p{n}", "all", [float(n % 2)] * 50) for n in range(10)]
     many_prompts = [Attempts(f"p{n}", "all", [float(n % 2)]) for n in range(500)]
@@ -97,3 +87,13 @@ def test_slices_have_their_own_rows_and_sum_to_the_first_row() -> None:
     assert [row.slice for row in table] == ["all", "even", "odd"]
     assert table[0].prompts == sum(row.prompts for row in table[1:])
     assert table[0].estimates["pass@1"].value == 0.4
+
+
+def test_before_and_after_are_paired_by_prompt_and_greedy_stands_beside_sampled() -> None:
+    before = [Attempts(f"p{n}", "all", [0.0, float(n % 2)], greedy=0.0) for n in range(20)]
+    after = [Attempts(f"p{n}", "all", [1.0, float(n % 2)], greedy=1.0) for n in reversed(range(20))]
+    [row] = evaluate(after, ks=[2], before=before, held_out=True)
+    assert list(row.estimates) == ["mean reward", "pass@1", "pass@2", "greedy pass@1"] and row.held_out
+    assert (row.before["pass@1"].value, row.estimates["pass@1"].value) == (0.25, 0.75)
+    assert row.difference["pass@1"].value == 0.5 and 0 < row.difference["pass@1"].low < 0.5
+    assert row.difference["greedy pass@1"].value == 1.0 and row.difference["greedy pass@1"].prompts == 20

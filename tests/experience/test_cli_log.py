@@ -66,7 +66,10 @@ def files(place: Path) -> dict[Path, int]:
 
 @pytest.mark.parametrize(
     "command",
-    ["import --help", "log --help", "log stats --help", "log fates --help", "log show --help", "log export --help"],
+    [
+        *("import --help", "feedback --help", "log --help", "log stats --help", "log fates --help", "log show --help"),
+        *("log pending --help", "log export --help"),
+    ],
 )
 def test_help_shows_an_example_and_imports_nothing_heavy(command: str) -> None:
     code = (
@@ -119,15 +122,15 @@ def test_model_output_cannot_control_the_terminal(tmp_path: Path, tokenizer: Pat
     answer = Completion("g/\x1b0", ids, UNKNOWN, source="human\x1b")
     with ExperienceLog.open(tmp_path / "log") as log:
         assert log.append([Group("g\x1b[0m", prompt, (answer,))]).accepted
-    for command in ("show", "stats", "fates"):
-        extra = ["--tokenizer", tokenizer] if command == "show" else []
+    for command in ("show", "stats", "fates", "pending"):
+        extra = ["--tokenizer", tokenizer] if command in ("show", "pending") else []
         result = run("log", command, tmp_path / "log", *extra)
         assert result.exit_code == 0 and not set(result.output) & set("\x1b\x07\x9b\u202e\r")
     shown = run("log", "show", tmp_path / "log", "--tokenizer", tokenizer).output
     assert r"\x1b[2Jgone\u202e\r" in shown and "      next" in shown
 
 
-@pytest.mark.parametrize("command", ["stats", "fates", "show"])
+@pytest.mark.parametrize("command", ["stats", "fates", "show", "pending"])
 def test_reading_a_missing_log_does_not_create_one(tmp_path: Path, command: str) -> None:
     result = run("log", command, tmp_path / "nothing")
     assert result.exit_code == 1 and "there is no experience log" in result.output
@@ -199,7 +202,8 @@ def test_the_docs_list_every_reason_for_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least_commands", "least_compared"), [("import-completions", 1, 1), ("inspect-the-log", 7, 0)]
+    ("name", "least_commands", "least_compared"),
+    [("import-completions", 1, 1), ("inspect-the-log", 8, 0), ("late-feedback", 4, 2)],
 )
 def test_commands_in_the_docs_print_what_is_shown(
     name: str,

@@ -2,8 +2,8 @@ from collections.abc import Callable
 
 import pytest
 
+from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.modes import Offline, Replay
-from offbeat.experience.sampler import SamplerLimits
 
 
 class TestSettings:

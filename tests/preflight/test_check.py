@@ -1,5 +1,8 @@
 """`offbeat check` reports every problem at once, each with key, value and fix; or it prints the plan."""
 
+import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +12,10 @@ from typer.testing import CliRunner
 
 import offbeat
 from lab.attacks.broken_configs import GOOD, Broken, cases, make_places
+from lab.site.user_path import without_progress
 from offbeat import imports as extras
 from offbeat.cli.main import app
+from offbeat.placement import hardware
 from offbeat.placement.hardware import Hardware
 from offbeat.sandbox import jail, open_sandbox
 
@@ -26,12 +31,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def problems(text: str, tmp_path: Path, *settings: str) -> list[str]:
-    """Return the problems that the command reports, without the count at the end."""
+    """Return the problems that the command reports, without progress and without the count at the end."""
     file = tmp_path / "run.toml"
     file.write_text(text)
     result = run(app, ["check", str(file), *(word for setting in settings for word in ("--set", setting))])
     assert result.exit_code == 2, result.output
-    *lines, count = result.output.strip().split("\n")
+    *lines, count = without_progress(result.output)
     assert count.startswith(str(len(lines))) and "nothing was started" in count
     return lines
 
@@ -79,7 +84,7 @@ def test_the_default_of_a_faulty_setting_causes_no_second_message(places: Path, 
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("sync.evry=3", "--set sync.evry: sync.evry is not a setting; did you mean 'every'?"),
+        ("sync.evry=3", "--set sync.evry: sync.evry is not a setting; did you mean 'sync.every'?"),
         ("steps=none", "--set steps: steps = 'none'"),
         ("steps", "--set steps: need KEY=VALUE"),
         ("seed.root=3", "--set seed.root: seed = {'root': 3}"),
@@ -109,9 +114,7 @@ def test_missing_extras_are_named_with_the_command_that_installs_them(
     text = GOOD.replace("{places}", str(places)).replace('"hf"', '"vllm"')
     lines = problems(text + '[run]\nsinks = ["wandb"]\nplace = "ray"\n', tmp_path)
     assert ["vllm" in lines[0], "ray" in lines[1], "wandb" in lines[2]] == [True] * 3
-    assert all(
-        f"pip install 'offbeat[{name}]'" in line for name, line in zip(("vllm", "ray", "wandb"), lines, strict=True)
-    )
+    assert all(extras.install_command(name) in line for name, line in zip(("vllm", "ray", "wandb"), lines, strict=True))
 
 
 def test_a_good_file_gets_its_plan_and_estimates(places: Path, tmp_path: Path) -> None:
@@ -122,6 +125,21 @@ def test_a_good_file_gets_its_plan_and_estimates(places: Path, tmp_path: Path) -
     assert "32 prompts × 8 = 256 completions a step → 1 update; sync every 10 steps: lag 0 to 9" in result.output
     assert "objective grpo: needs behavior; reported for lag up to 20" in result.output
     assert "estimates" in result.output and "AdamW" in result.output and "GFLOP/s" in result.output
+
+
+@pytest.mark.parametrize(
+    ("flag", "compute", "advised"), [("", "bfloat16", True), ("", "float32", False), ("avx512_bf16", "bfloat16", False)]
+)
+def test_a_cpu_that_only_emulates_bfloat16_gets_the_advice_to_use_float32(
+    flag: str, compute: str, advised: bool, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : fpu avx2 {flag}\n")
+    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
+    file = tmp_path / "run.toml"
+    file.write_text(GOOD.replace("{places}", str(places)))
+    result = run(app, ["check", str(file), "--set", f"model.compute={compute}"])
+    assert result.exit_code == 0, result.output
+    assert ('set model.compute = "float32"' in result.output) is advised
 
 
 def test_check_imports_no_torch(places: Path, tmp_path: Path) -> None:
@@ -152,3 +170,20 @@ def test_check_plans_for_other_hardware_in_python_too(places: Path, tmp_path: Pa
     assert "node 0 GPU 0: rank 0" in offbeat.check(file, gpus="2x24")
     with pytest.raises(offbeat.ConfigError, match="8x80"):
         offbeat.check(file, gpus="8*80")
+
+
+@pytest.mark.parametrize("budget", [40960, 8192, 512])
+def test_the_length_that_is_suggested_is_accepted(budget: int, places: Path, tmp_path: Path) -> None:
+    shutil.copytree(places / "good", tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 40960}))
+    text = f"[model]\npath = '{tmp_path}/model'\n[engine]\nkind = 'hf'\n[trainer]\ntoken_budget = {budget}\n"
+    [line] = problems(text, tmp_path, "sampling.max_tokens=65536")
+    assert "the model reads 40960 tokens, prompt included" in line
+    [suggested] = re.findall(r"; set (?:at most )?(.*)$", line)
+    changes = [change.replace(" ", "") for change in suggested.split(", ")]
+    words = [
+        word for change in changes for word in ("--set", change if "=" in change else f"sampling.max_tokens={change}")
+    ]
+    result = run(app, ["check", str(tmp_path / "run.toml"), *words])
+    assert result.exit_code == 0, result.output

@@ -1,6 +1,8 @@
 """`offbeat doctor`: every finding has a state, and every missing or broken part comes with a fix."""
 
 import asyncio
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,9 @@ from typer.testing import CliRunner
 
 from offbeat.cli.main import app
 from offbeat.errors import ProbeFailed
+from offbeat.imports import install_command
 from offbeat.preflight import doctor
-from offbeat.preflight.doctor import Finding, FindingState, try_engine
+from offbeat.preflight.doctor import CHECKS, Finding, FindingState, try_engine
 from offbeat.rollout.engine import Engine
 from offbeat.rollout.hf import HfEngine
 from offbeat.sandbox import jail, open_sandbox
@@ -38,6 +41,20 @@ def test_the_doctor_checks_versions_extras_engine_sandbox_and_ray(
     assert "serves what it loaded" in result.output and "0 broken" in result.output
 
 
+def test_the_report_for_an_issue_has_versions_and_findings_and_no_paths_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Finding("sandbox", FindingState.MISSING, f"{Path.home()}/bwrap is not executable", "chmod +x it")
+    monkeypatch.setattr(doctor, "diagnose", lambda *, engine, only: iter([found]))
+    result = run(app, ["doctor", "--json", str(tmp_path / "doctor.json")])
+    assert result.exit_code == 0 and "report: " in result.output
+    report = json.loads((tmp_path / "doctor.json").read_text(encoding="utf-8"))
+    assert report["machine"]["versions"]["offbeat"] and report["machine"]["python"]
+    assert report["checks"] == [
+        {"what": "sandbox", "state": "missing", "detail": "~/bwrap is not executable", "fix": "chmod +x it"}
+    ]
+
+
 def test_the_doctor_runs_where_torch_is_missing() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; from offbeat.preflight.doctor import diagnose; "
@@ -61,13 +78,13 @@ def test_every_problem_comes_with_its_fix(tmp_path: Path, monkeypatch: pytest.Mo
     problems = {one.what: one for one in doctor.diagnose(engine=True) if one.state is not FindingState.OK}
     assert all(one.fix for one in problems.values())
     fixes = {what: one.fix for what, one in problems.items()}
-    assert fixes["extra ray"] == "pip install 'offbeat[ray]'" and "OMP_WAIT_POLICY" in fixes["cores"]
+    assert fixes["extra ray"] == install_command("ray") and "OMP_WAIT_POLICY" in fixes["cores"]
     assert (
         fixes["Ray authentication"] == f"chmod 600 {token}"
         and problems["Ray authentication"].state is FindingState.BROKEN
     )
     assert fixes["sandbox"] == "install it with: apt-get install bubblewrap"
-    assert "pip install 'offbeat[vllm]'" in fixes["engine vllm"]
+    assert install_command("vllm") in fixes["engine vllm"]
 
 
 def test_a_version_outside_its_range_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +93,7 @@ def test_a_version_outside_its_range_is_broken(monkeypatch: pytest.MonkeyPatch) 
     assert (
         finding.state is FindingState.BROKEN
         and "numpy<1 is needed" in finding.detail
-        and "offbeat[train]" in finding.fix
+        and finding.fix == install_command("train")
     )
 
 
@@ -104,7 +121,7 @@ def test_an_engine_that_keeps_its_weights_does_not_pass(tmp_path: Path) -> None:
 
 def test_a_broken_finding_ends_the_command_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Finding("engine hf", FindingState.BROKEN, "RuntimeError: no", "pip install 'offbeat[train]'")
-    monkeypatch.setattr(doctor, "diagnose", lambda engine: iter([broken]))
+    monkeypatch.setattr(doctor, "diagnose", lambda engine, only: iter([broken]))
     result = run(app, ["doctor"])
     assert result.exit_code == 1 and "fix: pip install 'offbeat[train]'" in result.output
 
@@ -115,3 +132,24 @@ def test_vllm_is_started_and_passes_its_probe() -> None:
     pytest.importorskip("vllm")
     finding = doctor.check_vllm_engine()
     assert finding.state is FindingState.OK, finding.detail
+
+
+def test_one_check_can_be_run_alone() -> None:
+    result = run(app, ["doctor", "--only", "sandbox", "--only", "cores"])
+    lines = result.output.strip().split("\n")
+    assert result.exit_code == 0 and not re.search(r"  (engine|extra) ", result.output)
+    assert any(" cores: " in line for line in lines) and any(" sandbox: " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "near"), [(["--only", "sandbx"], "sandbox"), (["--gpu", "--device", "cpu", "--only", "rank"], "ranks")]
+)
+def test_an_unknown_check_gets_a_suggestion(words: list[str], near: str) -> None:
+    result = run(app, ["doctor", *words])
+    assert result.exit_code == 2 and f"did you mean '{near}'?" in result.output
+
+
+def test_every_check_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "missing_modules", lambda modules: list(modules))
+    for name in CHECKS:
+        assert list(doctor.diagnose(only=[name])), name

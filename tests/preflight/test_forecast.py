@@ -33,6 +33,19 @@ def test_estimated_memory_matches_what_the_trainer_counts(checkpointed: bool, tm
         assert estimated.trainer["activations"] == pytest.approx(counted["activations"], rel=0.5)
 
 
+def test_copies_in_host_memory_are_a_checkpoint_and_the_published_weights(tmp_path: Path) -> None:
+    count = sum(p.numel() for p in save_llama(tmp_path, tied=False).parameters())
+    base = {"model": {"path": str(tmp_path), "serve": "float32"}, "workers": {"count": 2}}
+    offline = {"run": {"mode": "offline", "experience": "log"}, "sampler": {"mode": "offline"}}
+    here, on_ray, alone = (
+        forecast(parse(base | change), ModelFiles(tmp_path)).copies
+        for change in ({}, {"run": {"place": "ray"}}, offline)
+    )
+    assert on_ray == {"checkpoint": 12 * count, "published weights": 4 * count}
+    assert here == on_ray | {"weights of workers": 2 * 4 * count}
+    assert alone == {"checkpoint": 12 * count}
+
+
 def test_a_step_grows_with_updates_and_recomputation_and_offline_generates_nothing(tmp_path: Path) -> None:
     save_llama(tmp_path, tied=False)
     base = {"model": {"path": str(tmp_path)}}

@@ -238,7 +238,7 @@ def test_the_process_of_the_checks_says_what_machine_it_is() -> None:
 def test_without_a_gpu_the_doctor_suggests_the_cpu() -> None:
     result = run(app, ["doctor", "--gpu"])
     assert result.exit_code == 2 and "offbeat doctor --gpu --device cpu" in result.output
-    assert run(app, ["doctor", "--json", "x.json"]).exit_code == 2
+    assert run(app, ["doctor", "--device", "cpu"]).exit_code == 2
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, findings: list[GpuFinding], machine: dict[str, Json]) -> list[str]:

@@ -21,14 +21,23 @@ def tokens(text: str) -> list[int]:
     return [CHARACTERS.index(c) + 3 for c in text]
 
 
-def group(number: int, version: int, right: int, answers: Sequence[str] = ("42", "41", "7", "abc")) -> Group:
+def group(
+    number: int,
+    version: int,
+    right: int,
+    answers: Sequence[str] = ("42", "41", "7", "abc"),
+    *,
+    mark: str = "",
+    prompt: int | None = None,
+) -> Group:
     """Make a group whose first `right` completions have reward 1."""
+    name = f"g{mark}-{number}"
     return Group(
-        f"g-{number}",
-        Prompt(f"p-{number}", tokens("17+25="), "arithmetic", {"answer": "42"}),
+        name,
+        Prompt(f"p-{number if prompt is None else prompt}", tokens("17+25="), "arithmetic", {"answer": "42"}),
         tuple(
             Completion(
-                f"g-{number}/{i}",
+                f"{name}/{i}",
                 tokens(text),
                 [-1.0] * len(text),
                 (VersionSpan(version, 0, len(text)),),
@@ -48,9 +57,13 @@ def make_run(
     evaluations: bool = True,
     ended: str | None = "",
     also: Callable[[FileJournal], None] = lambda journal: None,
+    prompts: int = 10_000,
     **changes: object,
 ) -> RunDirectory:
-    """Make a lockstep run with rising rewards and two groups a step; later, the second group has no contrast."""
+    """Make a lockstep run with rising rewards and two groups a step; later, the second group has no contrast.
+
+    After `prompts` groups the prompts repeat.
+    """
     given: dict[str, object] = {"steps": steps, "seed": seed, "prompts_per_step": 2, "group_size": SIZE}
     config = parse(given | {"sync": {"every": every}, "model": {"path": "tiny"}} | changes)
     directory = RunDirectory(place)
@@ -72,8 +85,9 @@ def make_run(
         also(journal)
         if ended is not None:
             journal.write(EventKind.ENDED, steps, why=ended, ledger="balanced", seconds=_seconds(steps))
-    with ExperienceLog.open(directory.experience) as log:
-        _append(log, steps, every)
+    mark = f" {directory.name}" if config.run.experience else ""  # as in run/build.py
+    with ExperienceLog.open(config.run.experience or directory.experience) as log:
+        _append(log, steps, every, mark, prompts)
     return directory
 
 
@@ -98,13 +112,14 @@ def _seconds(step: int) -> dict[str, float]:
     return {"waiting for groups": 3.0 * step, "training": 1.0 * step}
 
 
-def _append(log: ExperienceLog, steps: int, every: int) -> None:
+def _append(log: ExperienceLog, steps: int, every: int, mark: str, prompts: int) -> None:
+    def made(number: int, version: int, right: int) -> Group:
+        return group(number, version, right, mark=mark, prompt=number % prompts)
+
     for step in range(1, steps + 1):
         version = step - 1 - (step - 1) % every
         right = min(SIZE, 1 + 3 * version // max(1, steps - 1))
-        log.append([group(2 * step, version, right), group(2 * step + 1, version, SIZE if step > steps // 2 else 2)])
-        log.record([LedgerEvent(f"g-{2 * step}", LedgerEventKind.TRAINED, step=step)])
-        if step > steps // 2:
-            log.record([LedgerEvent(f"g-{2 * step + 1}", LedgerEventKind.ZERO_VARIANCE, step=step)])
-        else:
-            log.record([LedgerEvent(f"g-{2 * step + 1}", LedgerEventKind.TRAINED, step=step)])
+        log.append([made(2 * step, version, right), made(2 * step + 1, version, SIZE if step > steps // 2 else 2)])
+        second = LedgerEventKind.ZERO_VARIANCE if step > steps // 2 else LedgerEventKind.TRAINED
+        for number, kind in ((2 * step, LedgerEventKind.TRAINED), (2 * step + 1, second)):
+            log.record([LedgerEvent(f"g{mark}-{number}", kind, step=step, by=f"trainer{mark}")])

@@ -1,7 +1,8 @@
 """Groups in a terminal: layout, filters and keys."""
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,16 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from lab.fixtures.hostile_text import TEXTS
-from offbeat.reports.browse import BrowsePosition, layout, plain_text, status_line, wrap
+from offbeat.reports.browse import (
+    FILTERS,
+    HELP,
+    BrowsePosition,
+    BrowseState,
+    layout,
+    plain_text,
+    status_line,
+    wrap,
+)
 from offbeat.reports.groups import CompletionView, GroupFilter, GroupView, RunGroups
 from offbeat.reports.words import visible
 from tests.reports.made_run import make_run
@@ -88,6 +98,14 @@ def test_a_group_shows_its_advantages_and_its_fate(groups: RunGroups) -> None:
         (GroupFilter(length=(3.0, 3.0)), 16),
         (GroupFilter(length=(4.0, 9.0)), 0),
         (GroupFilter(fate="trained", reward=(0.4, 0.6), lag=(0.0, 0.0)), 3),
+        (GroupFilter(task="arithmetic"), 16),
+        (GroupFilter(task="gsm8k"), 0),
+        (GroupFilter(version=(2.0, 4.0)), 8),
+        (GroupFilter(step=(1.0, 1.0)), 2),
+        (GroupFilter(text="ABC"), 16),
+        (GroupFilter(text="17+25="), 16),
+        (GroupFilter(text="no such words"), 0),
+        (GroupFilter(ids=("g-2", "g-5", "g-99")), 2),
     ],
 )
 def test_groups_are_filtered(groups: RunGroups, wanted: GroupFilter, count: int) -> None:
@@ -107,5 +125,44 @@ def test_keys_move_the_position() -> None:
 
 @pytest.mark.parametrize("width", [20, 80, 200])
 def test_the_status_line_fits(width: int) -> None:
-    line = status_line(BrowsePosition(2), groups=3, lines=9, room=20, width=width)
-    assert line.startswith("group 3 of 3") and len(line) <= width and ("q quit" in line) == (width >= 80)
+    state = BrowseState(GroupFilter(), BrowsePosition(2))
+    line = status_line(state, groups=3, lines=9, room=20, width=width)
+    assert line.startswith("group 3 of 3") and len(line) <= width and ("? help" in line) == (width >= 80)
+    asked = replace(state, asking="fate", typed="trained" * 40)
+    refused = replace(state, notice="\x1b[2J" * 40)
+    for other in (asked, refused, replace(state, values=(("text", "日本" * 99),))):
+        line = status_line(other, groups=3, lines=9, room=20, width=width)
+        assert cell_len(line) <= width and line.isprintable()
+
+
+def press(state: BrowseState | None, keys: Sequence[str]) -> BrowseState:
+    for key in keys:
+        assert state is not None
+        state = state.after(key, groups=16, lines=9, room=20)
+    assert state is not None
+    return state
+
+
+def test_a_filter_is_typed_changed_cancelled_and_removed() -> None:
+    state = press(BrowseState(GroupFilter()), [*"nn", *"r0.1:x", "\x7f", *"0.9", "\n"])
+    assert state.wanted == GroupFilter(reward=(0.1, 0.9)) and state.position == BrowsePosition()
+    assert press(state, [*"t?q", "\x1b"]) == state, "Esc keeps the filter, and letters are text while one types"
+    both = press(state, [*"/forty two", "\n"])
+    assert both.wanted == GroupFilter(reward=(0.1, 0.9), text="forty two")
+    assert press(both, ["r", *["\x7f"] * 7, "\n"]).wanted == GroupFilter(text="forty two")
+    assert press(both, "c").wanted == GroupFilter()
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"), [("ftraned", "did you mean 'trained'?"), ("l4:2", "is empty"), ("vnew", "is not a range")]
+)
+def test_a_wrong_value_says_why_and_changes_nothing(keys: str, says: str) -> None:
+    state = press(BrowseState(GroupFilter()), [*keys, "\n"])
+    assert says in state.notice and state.wanted == GroupFilter() and not state.asking
+
+
+def test_help_lists_every_key_of_a_filter() -> None:
+    state = press(BrowseState(GroupFilter()), "?")
+    assert state.helping and not press(state, "q").helping
+    assert all(any(line.startswith(f"{key} ") and name in line for line in HELP) for key, (name, _) in FILTERS.items())
+    assert {name for name, _ in FILTERS.values()} <= {one.name for one in fields(GroupFilter)}

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lab.fixtures.terminals import Terminal
 from offbeat.cli.main import app
 from tests.reports.hostile import make_hostile_run
 from tests.reports.made_run import make_run
@@ -34,6 +36,22 @@ def test_several_runs_make_one_file(tmp_path: Path) -> None:
     result = run(app, ["report", *places, "--out", str(tmp_path / "both.html")])
     assert result.exit_code == 0 and "2 runs of 2 configurations" in result.output
     assert (tmp_path / "both.html").exists()
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+def test_runs_are_named_on_the_command_line(tmp_path: Path, by_option: bool) -> None:
+    places = [str(make_run(tmp_path / name, every=every).path) for name, every in (("a", 2), ("b", 4))]
+    named = [*places, "--name", "baseline", "--name", "mine"]
+    given = named if by_option else [f"baseline={places[0]}", f"mine={places[1]}"]
+    result = run(app, ["report", *given, "--out", str(tmp_path / "both.html")])
+    assert result.exit_code == 0 and "last pass@1: baseline 1.000, mine 1.000." in result.output
+    assert "mine − baseline = +0.000" in result.output and "mine − baseline" in (tmp_path / "both.html").read_text()
+
+
+def test_a_live_report_writes_no_file(tmp_path: Path) -> None:
+    make_run(tmp_path / "one")
+    result = run(app, ["report", str(tmp_path / "one"), "--live", "--out", "x.html"])
+    assert result.exit_code == 2 and "--live serves the report and writes no file" in result.output
 
 
 @pytest.mark.parametrize("command", ["report", "view"])
@@ -67,6 +85,7 @@ def test_without_a_matching_group_the_ledger_is_shown(tmp_path: Path) -> None:
         (["--fate", "traned"], "did you mean 'trained'?"),
         (["--reward", "high"], "is not a range"),
         (["--lag", "4:2"], "is empty"),
+        (["--version", "new"], "is not a range"),
     ],
 )
 def test_a_wrong_filter_is_an_error_with_a_hint(tmp_path: Path, option: list[str], says: str) -> None:
@@ -80,6 +99,44 @@ def test_plain_output_of_a_hostile_run_has_no_terminal_escape(tmp_path: Path) ->
     result = run(app, ["view", str(tmp_path / "one"), "--plain"])
     assert result.exit_code == 0 and all(c.isprintable() or c == "\n" for c in result.output)
     assert "\\x1b[2J" in result.output and "980,000 more characters" in result.output
+
+
+def test_the_groups_that_an_alarm_names_are_shown(tmp_path: Path) -> None:
+    make_run(tmp_path / "one")
+    result = run(app, ["view", str(tmp_path / "one"), "--group", "g-5", "--group", "g-2"])
+    assert result.exit_code == 0 and re.findall(r"^(g-\d+)", result.output, re.M) == ["g-2", "g-5"]
+
+
+def test_filters_and_help_in_a_real_terminal(tmp_path: Path) -> None:
+    make_run(tmp_path / "one")
+    view = [sys.executable, "-c", "from offbeat.cli.main import main; main()", "view", str(tmp_path / "one")]
+    with Terminal(view, 80, 24) as terminal:
+
+        def see(*texts: str) -> str:
+            def seen(lines: list[str]) -> bool:
+                return all(text in "\n".join(lines) for text in texts)
+
+            shown = "\n".join(terminal.until(seen, 60.0))
+            assert all(text in shown for text in texts), shown
+            return shown
+
+        assert "? help" in see("group 1 of 16")
+        terminal.press("?")
+        see("Filters: press the key", "part of a prompt", "quit")
+        terminal.press("x")
+        see("group 1 of 16")
+        terminal.press("f")
+        see("fate (")
+        terminal.press(*"zero-variance", "Enter")
+        see("group 1 of 4", "[fate zero-variance]")
+        terminal.press("/", *"nowhere", "Enter")
+        see("no group matches")
+        terminal.press("n")
+        see("group 2 of 4")
+        terminal.press("c")
+        see("group 1 of 16")
+        terminal.press("r", *"high", "Enter")
+        see("is not a range")
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60)])

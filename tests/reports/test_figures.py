@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from offbeat.config import parse
 from offbeat.experience.index import Columns
-from offbeat.reports.comparison import interval, mean_curve, pool_seeds
 from offbeat.reports.history import PublishRecord, RunHistory, StepRecord
+from offbeat.reports.improvement import VersionReward, improvements, rewards_by_version
+from offbeat.reports.intervals import interval, mean_curve
 from offbeat.reports.plot import HEIGHT, TOP, WIDTH, Plot, Series, downsample, draw, draw_stack, round_ticks, standalone
-from offbeat.reports.record import VersionReward, improvements, rewards_by_version
+from offbeat.reports.pools import pool_seeds
 
 FINITE = st.floats(-1e9, 1e9)
 
@@ -56,7 +57,7 @@ def test_a_publish_without_groups_of_its_version_has_no_improvement() -> None:
 
 def test_an_interval_over_seeds_uses_students_t() -> None:
     found = interval([1.0, 2.0, 3.0])
-    assert found.mean == 2.0 and found.high - found.mean == pytest.approx(4.303 / math.sqrt(3))
+    assert found.mean == 2.0 and found.high - found.mean == pytest.approx(4.30265 / math.sqrt(3))
     assert interval([0.5]).low == interval([0.5]).high == 0.5
 
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from offbeat.events import EventKind
 from offbeat.reports.history import RunHistory, RunState, history_of, read_history, state_of
+from offbeat.reports.record import RunRecord
+from offbeat.reports.sentences import progress
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.journal import FileJournal
 from tests.reports.made_run import make_run
@@ -40,6 +42,30 @@ def test_a_resume_takes_back_the_steps_after_its_checkpoint() -> None:
     assert [one.step for one in found.steps] == [1, 2, 3, 4] and found.steps[-1].metrics == {"loss": 9}
     assert [one.version for one in found.publishes] == [1, 2, 3] and [e.step for e in found.evaluations] == [1, 2, 3]
     assert [one.kind for one in found.notable] == [EventKind.RESUMED]
+
+
+def test_a_run_that_starts_again_without_a_checkpoint_takes_back_everything() -> None:
+    events = [event(EventKind.ESTIMATED, 0, 0.0), event(EventKind.PUBLISHED, 0, 0.0, version=0, bytes=9)]
+    events += [event(EventKind.STEP, step, step, metrics={"loss": step}) for step in range(1, 6)]
+    events += [event(EventKind.ESTIMATED, 0, 50.0), event(EventKind.PUBLISHED, 0, 50.0, version=0, bytes=9)]
+    events += [event(EventKind.STEP, step, 50.0 + step, metrics={"loss": -step}) for step in range(1, 3)]
+    found = history_of(events)
+    assert [(one.step, one.metrics["loss"]) for one in found.steps] == [(1, -1), (2, -2)] and found.last_step == 2
+    assert [one.version for one in found.publishes] == [0]
+
+
+def test_a_resumed_run_was_asked_for_the_steps_of_its_last_process(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", steps=8)
+    config = directory.path / "config.json"  # `offbeat resume --steps 8` of a run that was configured for 4
+    config.write_text(config.read_text().replace('"steps": 8', '"steps": 4'))
+    assert RunRecord.load(directory.path).steps == 8
+    with FileJournal(directory.events) as journal:
+        journal.write(EventKind.RESUMED, 8)
+        journal.write(EventKind.ESTIMATED, 8, memory="little", steps=20)
+        journal.write(EventKind.STEP, 9, metrics={"loss": 1.0})
+        journal.write(EventKind.ENDED, 9, why="interrupted")
+    record = RunRecord.load(directory.path)
+    assert record.state is RunState.STOPPED and progress(record) == "stopped at step 9 of 20: interrupted"
 
 
 def test_time_is_summed_over_the_processes_that_drove_the_run() -> None:

@@ -1,12 +1,13 @@
 """The lab's page checker finds broken pages, and finds nothing in a report. Needs Chromium."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from lab.fixtures.chromium import Chromium
+from lab.site.chart_values import by_keyboard, by_pointer
 from lab.site.page_faults import look
 from offbeat.reports.page import write_report
 from tests.reports.hostile import make_hostile_run
@@ -45,6 +46,27 @@ def test_a_report_has_no_faults(
     assert faults == [] and "the ledger balances" in shown
 
 
+@pytest.mark.parametrize("read", [by_pointer, by_keyboard])
+def test_every_chart_shows_its_values(
+    browser: Chromium, report: Path, read: Callable[[Chromium], tuple[int, list[str]]]
+) -> None:
+    browser.open(report, width=1280, dark=False)
+    charts, wrong = read(browser)
+    assert charts >= 7 and wrong == []
+
+
+@pytest.mark.parametrize("read", [by_pointer, by_keyboard])
+def test_values_that_are_not_shown_are_detected(
+    browser: Chromium, report: Path, tmp_path: Path, read: Callable[[Chromium], tuple[int, list[str]]]
+) -> None:
+    silent = tmp_path / "silent.html"
+    text = report.read_text(encoding="utf-8")
+    silent.write_text(text.replace("readout.hidden = false", "readout.hidden = true"), encoding="utf-8")
+    browser.open(silent, width=1280, dark=False)  # the changed script has another digest, so it does not run at all
+    charts, wrong = read(browser)
+    assert len(wrong) >= (charts if read is by_pointer else 1)
+
+
 @pytest.mark.parametrize(
     ("wrong", "seen"),
     [
@@ -53,7 +75,7 @@ def test_a_report_has_no_faults(
         ("<style>.note { width: 60px; white-space: nowrap; overflow: hidden }</style>", "is cut"),
         ("<style>.note { color: #bbb }</style>", "contrast"),
         ("<style>svg text { transform: translateX(30px) }</style>", "outside its plot"),
-        ("<script>1</script>", "1 scripts"),
+        ("<script>1</script>", "2 scripts"),
         ("<img src=http://127.0.0.1:9/x.png>", "Log.entryAdded"),
     ],
 )

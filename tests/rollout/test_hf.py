@@ -96,6 +96,21 @@ def test_a_completion_ends_with_its_first_stop_token_or_at_the_limit(directory: 
     assert all(one.finish is Finish.LENGTH and len(one.token_ids) == 3 for one in cut)
 
 
+def test_no_stop_token_is_sampled_before_the_minimum_and_log_probs_leave_it_out(directory: Path) -> None:
+    model, stops = LlamaForCausalLM.from_pretrained(directory).eval(), [7, 8, 9]
+    asked = requests(Sampling(40, (7, 8, 9), min_tokens=6), size=8)
+    groups = generated(directory, asked)
+    lengths = [len(one.token_ids) for group in groups for one in group]
+    assert min(lengths) >= 7, "the stop token itself comes after the minimum"
+    assert min(lengths) < 40, "this test needs completions that stop"
+    ids = torch.tensor([[*asked[0].prompt_ids.tolist(), *groups[0][0].token_ids.tolist()]])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(asked[0].prompt_ids) - 1 : -1]
+    logits[:6, stops] = -torch.inf
+    expected = logits.log_softmax(-1)[range(len(logits)), groups[0][0].token_ids.tolist()]
+    np.testing.assert_allclose(groups[0][0].behavior_logprobs, expected, atol=2e-6)
+
+
 def test_requests_of_one_call_may_have_different_sampling(directory: Path) -> None:
     asked = [Request("a", [5], 2, Sampling(3, ()), 0), Request("b", [6, 7], 3, Sampling(5, (), 0.5), 1)]
     a, b = generated(directory, asked)

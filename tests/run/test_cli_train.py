@@ -96,7 +96,9 @@ def test_a_wrong_file_gets_a_message_for_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[objective]\npreset = "grp"\n[sync]\nevry = 3\n')
     result = run(app, ["train", str(file)])
-    assert result.exit_code == 2 and "sync.evry is not a setting; did you mean every" in result.output.replace("'", "")
+    assert result.exit_code == 2 and "sync.evry is not a setting; did you mean sync.every" in result.output.replace(
+        "'", ""
+    )
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60)])
@@ -118,3 +120,13 @@ def test_the_live_view_fits_its_terminal(width: int, height: int) -> None:
     lines = shown.get().splitlines()
     assert len(lines) <= height and max(map(len, lines)) <= width
     assert any("generation-bound" in line for line in lines) and any("▁" in line for line in lines)
+
+
+def test_the_live_view_shows_unknown_values_as_unknown() -> None:
+    view = LiveView(parse({}), Console(width=100))
+    step = {"step": 1, "kind": EventKind.STEP, "metrics": {"loss": 0.5, "lag": None}}
+    view.step = step
+    assert "reward unknown  lag unknown  drift unknown" in view.line(step)
+    with view.console.capture() as shown:
+        view.console.print(view.render())
+    assert "lag" in shown.get() and "0.0" not in shown.get() and not view.rewards

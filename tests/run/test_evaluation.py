@@ -17,6 +17,8 @@ from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.scoring.pool import ScoringPool
+from offbeat.seeds import derive
+from offbeat.tasks.split import evaluation_set
 from offbeat.types import Json
 from offbeat.weights.subscriber import Subscription
 from tests.run.test_local import config, model, parameters, ran
@@ -52,7 +54,7 @@ def test_the_engines_give_the_same_answers_as_the_model_itself(model: Path, tmp_
 
 
 def test_evaluation_moves_no_random_stream_of_training(model: Path, tmp_path: Path) -> None:
-    plain, measured = config(model), config(model, evaluation={"every": 2, "prompts": 8})
+    plain, measured = (config(model, evaluation={"every": n, "prompts": 8, "hold_out": 0.1}) for n in (0, 2))
     ran(plain, tmp_path / "plain")
     ran(measured, tmp_path / "measured")
     theirs = parameters(RunDirectory(tmp_path / "plain"), plain)
@@ -136,3 +138,56 @@ def test_a_run_without_workers_evaluates_the_trainers_model_in_batches(model: Pa
         patching.setattr(HfEngine, "generate", watched)
         events, _ = ran(asked, tmp_path / "offline")
     assert list(evaluated(events)) == [0, 1, 2] and sizes == [8, 8, 4] * 3
+
+
+def trained_prompts(directory: RunDirectory) -> set[str]:
+    with ExperienceLog.open(directory.experience) as log:
+        return {str(group.prompt.columns["prompt"]) for group in log.groups()}
+
+
+OWN = """
+examples = [{"prompt": f"{n}+{m}="} for n in range(5) for m in range(5)] * 2
+def reward(text, columns):
+    return float(any(character.isdigit() for character in text))
+"""
+
+
+def test_a_run_with_a_file_of_ones_own_is_evaluated_on_prompts_it_never_trains_on(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    asked = config(
+        model, steps=10, task={"name": str(file), "scorers": 1}, evaluation={"every": 10, "samples": 2, "greedy": True}
+    )
+    events, directory = ran(asked, tmp_path / "run")
+    held_out = evaluation_set(make_task(asked), 64, derive(0, "evaluation"))
+    prompts = {str(example.prompt) for example in held_out.examples}
+    assert len(prompts) == 5 and len(trained_prompts(directory)) == 20 and not prompts & trained_prompts(directory)
+    last = [event for event in events if event["kind"] == EventKind.EVALUATED][-1]
+    assert (last["prompts"], last["distinct"], last["samples"], last["held_out"], last["k"]) == (5, 5, 16, True, 2)
+    assert {"pass@1", "pass@k", "greedy pass@1", "mean reward"} <= last.keys()
+
+
+def test_a_run_is_evaluated_by_another_task_with_its_own_reward(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "other.py"
+    file.write_text(OWN.split("def")[0] + "def reward(text, columns, *, never=-1.0):\n    return never\n")
+    file.write_text(file.read_text() + "reward_range = (-1.0, 0.0)\n")
+    asked = config(model, steps=1, evaluation={"every": 1, "task": str(file), "prompts": 25})
+    events, _ = ran(asked, tmp_path / "run")
+    last = [event for event in events if event["kind"] == EventKind.EVALUATED][-1]
+    assert last["mean reward"][0] == -1.0 and last["distinct"] == 25 and last["held_out"] and not last["unscorable"]
+    [step] = [event for event in events if event["kind"] == EventKind.STEP]
+    assert step["metrics"]["reward_mean"] >= 0
+
+
+def test_an_offline_run_is_not_evaluated_on_the_prompts_of_its_log(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    task = {"name": str(file), "scorers": 1}
+    _, donor = ran(config(model, steps=3, task=task), tmp_path / "donor")
+    offline = {"run": {"mode": "offline", "experience": str(donor.experience)}, "sampler": {"mode": "offline"}}
+    asked = config(model, steps=1, task=task, evaluation={"every": 1, "hold_out": 0.9}, **offline)
+    events, _ = ran(asked, tmp_path / "offline")
+    last = [event for event in events if event["kind"] == EventKind.EVALUATED][-1]
+    trained = trained_prompts(donor)
+    held_out = {str(example.prompt) for example in make_task(asked).evaluation.examples}  # type: ignore[union-attr]
+    assert trained and held_out and not trained & held_out and last["distinct"] == len(held_out) < 22

@@ -1,9 +1,13 @@
 """Health rules refer to declared metrics and fire when they should."""
 
+from dataclasses import replace
+
 import pytest
 
 from offbeat.metrics import METRICS
 from offbeat.run.health import DEFAULT_RULES, Action, Health, Rule
+from offbeat.types import GroupDrift, Unscorable
+from tests.reports.made_run import group
 
 
 def test_every_rule_refers_to_a_declared_metric_and_gives_advice() -> None:
@@ -18,7 +22,21 @@ def test_a_rule_with_a_mistyped_metric_is_refused() -> None:
 
 def test_a_broken_scorer_pauses_the_run_with_the_groups_to_look_at() -> None:
     health = Health()
-    found = [health.check({"unscorable_share": 0.5}, ["g7", "g8"]) for _ in range(3)]
+    failed = replace(
+        group(8, 0, right=1),
+        completions=tuple(replace(one, score=Unscorable("timeout")) for one in group(8, 0, right=1).completions),
+    )
+    found = [health.check({"unscorable_share": 0.5}, [group(7, 0, right=1), failed], {}) for _ in range(3)]
     assert [len(alarms) for alarms in found] == [0, 0, 1]
     assert found[2][0].rule.action is Action.PAUSE
-    assert found[2][0].groups == ("g7", "g8")
+    assert found[2][0].groups == ("g-8", "g-7")
+
+
+def test_an_alarm_names_the_groups_to_look_at_and_the_command_that_shows_them() -> None:
+    health = Health([Rule("ess", below=0.1), Rule("drift_tv_token", above=0.3)], run="runs/one")
+    groups = [group(n, 0, right=1) for n in range(5)]
+    drift = {f"g-{n}": GroupDrift(tv=n / 10, ess=n / 10) for n in range(1, 5)}  # g-0 was not measured
+    ess, far = health.check({"ess": 0.05, "drift_tv_token": 0.4}, groups, drift)
+    assert str(ess).endswith("; look at: offbeat view runs/one --group g-1 --group g-2 --group g-3")
+    assert str(far).endswith("; look at: offbeat view runs/one --group g-4 --group g-3 --group g-2")
+    assert ess.groups == ("g-1", "g-2", "g-3", "g-4", "g-0")

@@ -38,6 +38,6 @@ def test_phases_sum_to_wall_time(spans: list[tuple[Phase, float, float]]) -> Non
 @given(st.lists(st.floats(allow_nan=True), max_size=30), st.integers(1, 4))
 def test_a_rule_fires_once_each_time_it_stays_broken(values: list[float], patience: int) -> None:
     health = Health([Rule("ess", below=0.5, patience=patience, action=Action.STOP)])
-    alarms = sum(len(health.check({"ess": value}, [])) for value in values)
+    alarms = sum(len(health.check({"ess": value}, [], {})) for value in values)
     lengths = [len(list(run)) for broken, run in itertools.groupby(values, lambda v: not v >= 0.5) if broken]
     assert alarms == sum(length >= patience for length in lengths)

@@ -50,3 +50,20 @@ def test_a_step_counts_only_the_groups_that_were_trained_on() -> None:
     trained = SimpleNamespace(groups=("a", "c"))
     outcome = StepOutcome(cast(Any, trained), draw, groups)
     assert outcome.trained_lags == [0, 5] and outcome.trained_replays == 1
+
+
+def outcome_of(lag: int | None, /, **metrics: float) -> StepOutcome:
+    """A step that trained one group of this lag."""
+    draw = Draw(9, (0,), (False,), lags=(lag,), dropped=())
+    trained = SimpleNamespace(metrics=metrics, groups=("a",))
+    return StepOutcome(cast(Any, trained), draw, [cast(Group, SimpleNamespace(id="a"))])
+
+
+def test_the_throughput_of_a_step_is_left_out_if_it_is_unknown() -> None:
+    step = outcome_of(0, trained_tokens=600.0)
+    assert step.metrics(2.0) == {"trained_tokens": 600.0, "tokens_per_second": 300.0}
+    assert step.metrics(0.0) == {"trained_tokens": 600.0} and outcome_of(0).metrics(2.0) == {}
+
+
+def test_the_lag_of_a_step_is_left_out_if_it_is_unknown() -> None:
+    assert outcome_of(3, lag=3.0).metrics(0.0) == {"lag": 3.0} and outcome_of(None, lag=3.0).metrics(0.0) == {}

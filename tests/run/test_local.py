@@ -1,5 +1,6 @@
 """A run in one process, with real parts and a tiny model."""
 
+import stat
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,7 +130,8 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(model: Path, tmp_
     found, expected = parameters(cut, asked), parameters(directory, asked)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     metrics = [
-        [event["metrics"] for event in run if event["kind"] == EventKind.STEP] for run in (read(cut.events), whole)
+        [event["metrics"] | {"tokens_per_second": None} for event in run if event["kind"] == EventKind.STEP]
+        for run in (read(cut.events), whole)
     ]
     assert metrics[0] == metrics[1]
 
@@ -200,6 +202,19 @@ def test_a_directory_that_holds_a_run_is_refused(model: Path, tmp_path: Path) ->
     directory.events.touch()
     with pytest.raises(RunError, match="offbeat resume"):
         directory.create(config(model))
+
+
+def test_a_directory_in_which_another_process_makes_a_run_is_left_as_it_is(model: Path, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    lock = directory.create(config(model, steps=3))
+    before = directory.config()
+    with pytest.raises(RunError, match="in use by process"):
+        directory.create(config(model, steps=4))
+    assert directory.config() == before
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+    del lock  # a run that never began
+    directory.create(config(model, steps=4))
+    assert directory.config().steps == 4
 
 
 def test_the_time_budget_sums_to_wall_time(model: Path, tmp_path: Path) -> None:

@@ -3,20 +3,29 @@
 import logging
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from lab.fixtures import trackers
 from lab.fixtures.tiny_model import save_model
+from lab.fixtures.trackers import Held
 from offbeat.config import Config, parse
 from offbeat.errors import RunError
 from offbeat.events import EventKind
+from offbeat.experience.log import ExperienceLog
+from offbeat.imports import install_command
 from offbeat.metrics import METRICS
-from offbeat.run import sinks
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.run.sinks import GuardedSink, PrometheusFile, Value, metrics_of, open_journal
+from offbeat.run.sinks import journal as sinks
+from offbeat.run.sinks.samples import NewestSamples
+from offbeat.run.sinks.trackers import _markdown
+from offbeat.run.sinks.values import TRL_NAMES
+from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score
 from tests.run.test_local import config
 
 STEP = {"metrics": {"ess": 0.5, "reward_mean": 0.25}, "by_lag": {"1": {"ess": 0.4}}, "seconds": {"training": 2.0}}
@@ -36,7 +45,7 @@ def test_every_metric_of_a_run_is_declared_and_every_declared_one_is_emitted(tmp
         steps=3,
         updates_per_batch=2,
         sync={"every": 2},
-        evaluation={"every": 1, "prompts": 4},
+        evaluation={"every": 1, "prompts": 4, "samples": 2, "greedy": True},
         objective={"preset": "rec-oneside-nois", "zero_variance_mask": False, "kl_coefficient": 0.01},
         run={"sinks": ["prometheus"]},
     )
@@ -80,6 +89,9 @@ class Failing:
         self.writes += 1
         raise ConnectionError("the server is gone")
 
+    def show(self, step: int, samples: object) -> None:
+        raise ConnectionError("the server is gone")
+
     def close(self) -> None:
         raise ConnectionError("the server is gone")
 
@@ -103,45 +115,79 @@ def test_a_sink_that_is_not_installed_raises_with_the_command_that_installs_it(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(RunError, match=r"wandb needs wandb.*pip install 'offbeat\[wandb\]'"):
+    with pytest.raises(RunError, match=rf"wandb needs wandb.*{re.escape(install_command('wandb'))}"):
         open_journal(directory, ["wandb"], None).__enter__()
 
 
-def write_two_steps(name: str, directory: RunDirectory) -> None:
-    with open_journal(directory, [name], None) as journal:
-        for step in (1, 2):
-            journal.write(EventKind.STEP, step, **STEP)
+PACKAGES = ("tensorboard", "wandb", "trackio", "mlflow")
 
 
-@pytest.mark.engine
-def test_tensorboard_gets_the_curves(directory: RunDirectory) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    write_two_steps("tensorboard", directory)
-    found = EventAccumulator(str(directory.path / "tensorboard")).Reload()
-    numbers = {tag: [one.tensor_proto.float_val[0] for one in found.Tensors(tag)] for tag in found.Tags()["tensors"]}
-    assert numbers["ess"] == [0.5, 0.5] and numbers["ess/lag 1"] == pytest.approx([0.4, 0.4])
-    assert [one.step for one in found.Tensors("reward_mean")] == [1, 2]
+def held(name: str, directory: RunDirectory) -> Held:
+    reader = getattr(trackers, name)
+    found: Held = reader(directory.path) if name in ("tensorboard", "wandb") else reader()
+    return found
 
 
-@pytest.mark.engine
-def test_wandb_gets_the_curves_offline(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+@pytest.fixture(params=PACKAGES)
+def package(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    write_two_steps("wandb", directory)
-    [record] = directory.path.glob("wandb/offline-run-*/run-*.wandb")
-    written = record.read_bytes()
-    assert b"reward_mean" in written and b"ess/lag 1" in written
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip(request.param)  # trackio reads its variable once, here
+    return str(request.param)
 
 
 @pytest.mark.engine
-def test_trackio_gets_the_curves(directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip("trackio")
-    write_two_steps("trackio", directory)
-    [store] = (tmp_path / "trackio").glob("*.db")
-    assert b"reward_mean" in store.read_bytes()
+@pytest.mark.filterwarnings("ignore")
+def test_a_package_gets_curves_config_and_samples_and_a_resumed_run_continues_there(
+    package: str, directory: RunDirectory
+) -> None:
+    with ExperienceLog.open(directory.experience) as log:
+        answer = Completion("g7/0", [4, 2], UNKNOWN, source="human", score=Score(0.75))
+        log.append([Group("g7", Prompt(id="p", token_ids=[1], task="arithmetic"), (answer,))])
+    for step in (1, 2):  # as two processes: the second one resumes
+        with open_journal(directory, [package], None) as journal:
+            journal.write(EventKind.STEP, step, **STEP)
+            journal.write(EventKind.EVALUATED, step, version=step, **{"pass@1": [0.5, 0.4, 0.6]})
+            journal.write(EventKind.SAVED, step)
+    found = held(package, directory)
+    plain = package == "mlflow"
+    assert found.runs == 1
+    assert found.curves["reward_mean"] == {1: 0.25, 2: 0.25}
+    assert found.curves["reward" if plain else "train/reward"] == {1: 0.25, 2: 0.25}
+    assert found.curves["ess/lag 1"] == pytest.approx({1: 0.4, 2: 0.4})
+    assert found.curves["pass_at_1" if plain else "pass@1"] == {1: 0.5, 2: 0.5}
+    assert found.config["group_size"] == 8
+    assert "tokens 4 2" in found.samples and "0.75" in found.samples
+
+
+def test_names_of_trl_are_of_metrics_that_we_have_and_that_trl_writes() -> None:
+    assert TRL_NAMES.keys() <= METRICS.keys()
+    if (found := find_spec("trl")) is None or found.origin is None:
+        pytest.skip("TRL is a requirement of the lab")
+    source = (Path(found.origin).parent / "trainer" / "grpo_trainer.py").read_text()
+    of_transformers = {"loss", "grad_norm", "learning_rate"}
+    assert [name for name in TRL_NAMES.values() if f'["{name.removeprefix("eval_")}"]' not in source] == [
+        name for name in TRL_NAMES.values() if name in of_transformers
+    ]
+
+
+def test_a_table_of_samples_shows_the_newest_groups_of_the_run(tmp_path: Path) -> None:
+    place = RunDirectory(tmp_path / "one")
+    place.create(parse({"run": {"experience": str(tmp_path / "shared")}}))
+    assert NewestSamples(place, place.config()).read(1) == []
+    with ExperienceLog.open(tmp_path / "shared") as log:
+        for name in (f"g {place.name} 0", f"g {place.name} 1", "g other 0"):
+            answer = Completion(f"{name}/0", [4], UNKNOWN, source="human", score=Score(1.0))
+            log.append([Group(name, Prompt(id="p", token_ids=[1], task="arithmetic"), (answer,))])
+    found = NewestSamples(place, place.config()).read(50)
+    assert [one.group for one in found] == [f"g {place.name} 0", f"g {place.name} 1"]
+    assert (found[0].step, found[0].prompt, found[0].completion, found[0].reward) == (50, "tokens 1", "tokens 4", 1.0)
+
+
+def test_the_text_of_a_model_stays_in_its_cell() -> None:
+    assert _markdown(("a", "b"), [("x | y", "<b>\nz")]).splitlines()[2] == "| x &#124; y | &lt;b><br>z |"
 
 
 def test_a_guarded_sink_is_closed_even_after_it_failed() -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from offbeat.sandbox.bubblewrap import Bubblewrap
 from offbeat.sandbox.slots import FIRST_UID, Cgroup, Slots, Version2, find_groups
 
 QUICK = SandboxLimits(seconds=1.0, memory_mb=96, processes=16)
+# For programs that end by themselves: limits are wall-clock, and a busy machine may need seconds for a short program.
+PATIENT = replace(QUICK, seconds=20.0)
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +32,13 @@ def sandbox() -> Sandbox:
         pytest.skip(f"no sandbox: {missing}")
 
 
-def run(sandbox: Sandbox, program: str, stdin: bytes = b"", limits: SandboxLimits = QUICK) -> ProgramOutcome:
+def run(sandbox: Sandbox, program: str, stdin: bytes = b"", limits: SandboxLimits = PATIENT) -> ProgramOutcome:
     return sandbox.run(program, stdin, limits)
 
 
 def test_a_function_is_called_with_each_set_of_arguments(sandbox: Sandbox) -> None:
     calls = [((2,), {}), ((3,), {"times": 3})]
-    outcome = sandbox.call("def f(x, times=2): return (x * times, {x})", "f", calls, QUICK)
+    outcome = sandbox.call("def f(x, times=2): return (x * times, {x})", "f", calls, PATIENT)
     assert outcome.ending == "finished"
     assert outcome.answers == ({"tuple": [4, {"set": [2]}]}, {"tuple": [9, {"set": [3]}]})
 
@@ -64,17 +67,20 @@ def test_a_script_reads_its_input_and_prints(sandbox: Sandbox) -> None:
     ],
 )
 def test_the_outcome_says_how_a_program_failed(sandbox: Sandbox, program: str, ending: str) -> None:
-    assert run(sandbox, program).ending == ending
+    limits = QUICK if ending == "timeout" else PATIENT
+    assert run(sandbox, program, limits=limits).ending == ending
 
 
 def test_a_program_that_exits_before_it_answers_has_crashed(sandbox: Sandbox) -> None:
-    outcome = sandbox.call("import sys\ndef f(): sys.exit(0)", "f", [((), {})], QUICK)
+    outcome = sandbox.call("import sys\ndef f(): sys.exit(0)", "f", [((), {})], PATIENT)
     assert (outcome.ending, outcome.answers) == ("crashed", ())
 
 
 def test_time_counts_from_the_programs_start(sandbox: Sandbox) -> None:
-    outcome = run(sandbox, "import time; time.sleep(0.3)")
-    assert 0.3 <= outcome.seconds < QUICK.seconds
+    seconds = []
+    while not seconds or (seconds[-1] >= QUICK.seconds and len(seconds) < 5):  # again if the machine was busy
+        seconds.append(run(sandbox, "import time; time.sleep(0.3)").seconds)
+    assert 0.3 <= seconds[-1] < QUICK.seconds, seconds
 
 
 def test_each_program_has_its_own_user(sandbox: Sandbox) -> None:
@@ -173,7 +179,7 @@ def test_without_control_groups_it_refuses_unless_you_choose_otherwise(
     with pytest.raises(SandboxMissing, match="bubblewrap-without-cgroups"):
         find_groups("22 1 0:20 / /proc rw - proc proc rw")
     each = open_sandbox("bubblewrap-without-cgroups")
-    outcome = each.run("x = []\nwhile True: x.append(bytearray(1 << 20))", b"", QUICK)
+    outcome = each.run("x = []\nwhile True: x.append(bytearray(1 << 20))", b"", PATIENT)
     assert outcome.ending == "crashed" and "MemoryError" in outcome.detail
 
 

@@ -19,6 +19,10 @@ def one(text: str, columns: Mapping[str, Json]) -> float:
     return 1.0
 
 
+def columns_seen(text: str, columns: Mapping[str, Json]) -> float:
+    return float(len(columns))
+
+
 def length(text: str, columns: Mapping[str, Json]) -> float:
     return len(text) / 10
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from offbeat.errors import PoolClosed, PoolError
 from offbeat.imports import load_file
 from offbeat.scoring.pool import BoundedQueue, ScoringPool
 from offbeat.scoring.tally import FailureLimit, Scored, ScoringTally, TooManyFailures
-from offbeat.tasks.rewards import Reward
+from offbeat.tasks.rewards import FOR_EVALUATION, Reward
+from offbeat.tasks.task import Task
 from offbeat.types import Score, Unscorable
 from tests.scoring import scorers
 
@@ -304,3 +306,11 @@ def test_the_torture_of_workers_loses_nothing() -> None:
         [sys.executable, "-m", "lab.torture.scoring", "--short"], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_prompts_of_evaluation_are_scored_by_its_own_rewards_which_do_not_see_the_mark() -> None:
+    training = Task("t", [], (Reward(scorers.one),))
+    task = replace(training, evaluation=Task("e", [], (Reward(scorers.columns_seen),), reward_range=(0.0, 9.0)))
+    with ScoringPool.of(task, workers=1) as pool:
+        marked, plain = pool.score_all([("x", {"a": 1, "b": 2, FOR_EVALUATION: True}), ("x", {"a": 1})])
+    assert marked == Score(2.0, {"columns_seen": 2.0}) and plain == Score(1.0, {"one": 1.0})

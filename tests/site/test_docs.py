@@ -115,7 +115,10 @@ def test_every_page_of_reference_and_measured_is_built(folder: str) -> None:
 
 
 def test_every_event_that_a_run_writes_is_explained() -> None:
-    assert written(ROOT / "src").keys() == EVENTS.keys()
+    found = written(ROOT / "src")
+    assert found.keys() == EVENTS.keys()
+    for kind, fields in found.items():
+        assert set(fields) <= EVENTS[kind].fields.keys(), f"{kind}: declare its fields in offbeat/events.py"
 
 
 def test_the_readme_counts_the_objectives_and_stays_short() -> None:

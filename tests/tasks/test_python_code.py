@@ -1,6 +1,7 @@
 """Programs are found in completions, run against tests they never see, and cannot cheat their way to a reward."""
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -174,9 +175,23 @@ def test_the_last_python_block_is_the_program(text: str, program: str | None) ->
     assert program_in(text) == program
 
 
-def test_many_fences_are_read_quickly() -> None:
-    assert program_in("```python\n" * 20_000 + " " * 50_000) is not None
-    assert program_in("`" * 200_000) is None
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\n" * 20_000 + " " * 50_000,
+        "```python\n" + " " * 199_000,
+        "```python\n" + " " * 99_000 + "`" + " " * 99_000,
+        "```python\n" + "\n ```x" * 40_000,
+        " " * 199_000 + "```python\na",
+        "```" + " " * 199_000,
+        "`" * 200_000,
+        "\n" * 200_000,
+    ],
+)
+def test_hostile_fences_are_read_in_linear_time(text: str) -> None:
+    began = time.process_time()
+    program_in(text)
+    assert time.process_time() - began < 1
 
 
 def test_tests_share_the_programs_time() -> None:

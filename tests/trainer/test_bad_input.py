@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from offbeat.errors import NoGradient
@@ -61,7 +61,6 @@ presets = sorted(name for name, preset in PRESETS.items() if Need.REFERENCE not 
 
 
 @given(batch=batches(), preset=st.sampled_from(presets), updates=st.integers(1, 2))
-@settings(max_examples=1100)
 def test_no_batch_breaks_the_policy(batch: tuple[Group, ...], preset: str, updates: int) -> None:
     policy_model = PolicyModel(a_llama())
     objective = PRESETS[preset].objective

@@ -74,7 +74,7 @@ layouts = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(layouts, st.booleans())
 def test_the_block_lists_show_exactly_what_the_mask_shows(shapes: list[tuple[int, list[int]]], shared: bool) -> None:
     rng = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from offbeat.objective.spec import GroupESS, SecondMoment
 from offbeat.trainer.checkpoint import Checkpoints
 from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
 from offbeat.trainer.forward import PolicyModel
-from offbeat.trainer.fsdp import Ranks, serving_state, shard
+from offbeat.trainer.fsdp import Ranks, as_served, serving_state, shard
 from offbeat.trainer.trainer import Trained
 from offbeat.types import Json
 
@@ -76,6 +76,17 @@ def test_two_ranks_stop_the_same_tokens_as_one_process_by_a_gate_over_the_whole_
     first = both[0]
     assert isinstance(first, dict)
     assert relative(*({"all": torch.tensor(one["weights"])} for one in (alone, first))) <= 1e-6
+
+
+def test_a_probe_in_float32_is_of_the_weights_as_they_are_published() -> None:
+    policy_model = PolicyModel(small_model(tied=True))
+    before = {name: tensor.clone() for name, tensor in policy_model.model.state_dict().items()}
+    published = dict(serving_state(policy_model, torch.bfloat16))
+    with as_served(policy_model, torch.bfloat16):
+        inside = {name: tensor.clone() for name, tensor in policy_model.model.state_dict().items()}
+    assert all(torch.equal(inside[name], tensor.float()) for name, tensor in published.items())
+    assert not all(torch.equal(inside[name], before[name]) for name in published)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy_model.model.state_dict().items())
 
 
 def test_the_serving_state_has_the_names_of_a_state_dict_and_a_tied_head_once() -> None:

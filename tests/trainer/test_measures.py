@@ -12,11 +12,12 @@ from offbeat.objective.spec import Objective
 from offbeat.trainer.batch import ForwardPass, assemble_batch, build_micro_batch, plan_micro_batches, to_tensors
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks
-from offbeat.trainer.measures import Measures, measure
+from offbeat.trainer.measures import Measures, _credit_figures, measure
 from offbeat.trainer.trainer import Trained
 from offbeat.types import (
     UNKNOWN,
     Completion,
+    Finish,
     Group,
     GroupDrift,
     Prompt,
@@ -80,6 +81,13 @@ class TestByHand:
         figures = measured([a_pair("g", 10, ratios[0])], ratios).overall
         assert figures["ratio_tail_share"] == pytest.approx(0.5)
         assert figures["unscorable_share"] == 0.0
+
+    def test_length_and_truncation_count_every_completion(self) -> None:
+        pair = a_pair("g", 10, [[1.0, 1.0]] * 2)
+        cut = replace(pair.completions[0], token_ids=np.array([3, 4, 5, 6]), finish=Finish.LENGTH)
+        batch = assemble_batch([Group("h", pair.prompt, (cut, *pair.completions[1:])), pair], Objective(), step=10)
+        figures = _credit_figures(batch)
+        assert figures["completion_length"] == (4 + 2 + 2 + 2) / 4 and figures["truncated_share"] == 1 / 4
 
     def test_drift_per_token_and_per_sequence(self) -> None:
         figures = self.of().overall

@@ -37,7 +37,6 @@ def pairs(draw: st.DrawFn) -> tuple[Words, Words]:
     return base, new
 
 
-@settings(max_examples=1000)
 @given(pairs(), st.sampled_from([7, 64, delta.CHUNK]))
 @example((np.zeros(0, np.uint16), np.zeros(0, np.uint16)), 7)
 def test_every_bit_survives_the_round_trip(pair: tuple[Words, Words], chunk: int) -> None:

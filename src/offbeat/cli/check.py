@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli.terminal import printable
+from offbeat.reports.working import SOON, Working
 
 if TYPE_CHECKING:
     from offbeat.config import Config
@@ -34,7 +35,9 @@ def check(
     """Check a configuration and show what it will do: `offbeat check run.toml --gpus 8x80`."""
     parsed = checked(config, settings, gpus)
     typer.echo(parsed.plan)
-    for line in _particulars(parsed, gpus):
+    with Working("estimating memory and time", after=SOON):
+        lines = _particulars(parsed, gpus)
+    for line in lines:
         typer.echo(line)
     overrides = "".join(f" --set {shlex.quote(setting)}" for setting in settings or [])
     typer.echo(f"{config} is valid; start it with: offbeat train {config}{overrides}")
@@ -42,11 +45,15 @@ def check(
 
 def checked(path: Path, settings: list[str] | None, gpus: str | None = None, *, to_run: bool = False) -> "Config":
     """Return a configuration that can run here, or end the command with a list of all problems."""
-    from offbeat import api
     from offbeat.errors import ConfigError
+    from offbeat.imports import paused_collector
 
     try:
-        return api.checked(path, {}, settings or [], gpus, to_run=to_run)
+        # To run, torch is loaded.
+        with Working("checking the configuration", after=0.0 if to_run else SOON), paused_collector():
+            from offbeat import api
+
+            return api.checked(path, {}, settings or [], gpus, to_run=to_run)
     except ConfigError as error:
         typer.echo(printable("\n".join(error.problems)), err=True)
         count = len(error.problems)
@@ -56,14 +63,9 @@ def checked(path: Path, settings: list[str] | None, gpus: str | None = None, *, 
         raise typer.Exit(2) from error
 
 
-def _device_plan(config: "Config", gpus: str) -> list[str]:
-    from offbeat.preflight.checks import device_plan
-
-    return [f"devices {device_plan(config, gpus)}"]
-
-
 def _particulars(config: "Config", gpus: str | None) -> list[str]:
     from offbeat.objective.presets import PRESETS
+    from offbeat.preflight.checks import device_plan
 
     preset = PRESETS[config.objective.preset]
     needs = ", ".join(sorted(need.value for need in config.objective.resolve().needs)) or "rewards alone"
@@ -72,14 +74,16 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
         f"objective {preset.name}: needs {needs}; reported for {known} ({preset.lag_evidence})",
         _amount(config),
         *_model(config),
-        *(_estimates(config) if gpus is None else _device_plan(config, gpus)),
+        *(_estimates(config) if gpus is None else [f"devices {device_plan(config, gpus)}"]),
     ]
 
 
 def _estimates(config: "Config") -> list[str]:
     from offbeat.errors import ModelUnreadable
+    from offbeat.placement.hardware import multiplies_bfloat16
     from offbeat.preflight.checks import model_files
-    from offbeat.preflight.forecast import forecast, machine_speed
+    from offbeat.preflight.forecast import forecast
+    from offbeat.preflight.speed import machine_speed
 
     try:
         expected = forecast(config, model_files(config))
@@ -87,11 +91,13 @@ def _estimates(config: "Config") -> list[str]:
         return [f"no estimate of memory and time: {error}; the run measures before its first step"]
     speed = machine_speed()
     seconds = expected.seconds(speed)
+    emulated = config.model.compute == "bfloat16" and not multiplies_bfloat16()
     return [
         "estimates from the model files; the run measures before its first step:",
         *(f"  {line}" for line in str(expected).splitlines()),
         f"  at this CPU's {speed / 1e9:.0f} GFLOP/s, counting only arithmetic: at most {_duration(seconds)} a step, "
         f"{_duration(seconds * config.steps)} in total; a GPU takes a small part of that",
+        *(['  this CPU only emulates bfloat16: without a GPU, set model.compute = "float32"'] if emulated else []),
     ]
 
 
@@ -111,7 +117,10 @@ def _model(config: "Config") -> list[str]:
 def _amount(config: "Config") -> str:
     """Say how many groups the run generates, or that it generates none."""
     if config.run.mode == "offline":
-        return f"offline, {config.steps} steps of {config.prompts_per_step} groups of {config.run.experience}"
+        from offbeat.preflight.log_contents import offline_length
+
+        length = offline_length(config)
+        return f"offline, {config.steps} steps of {config.prompts_per_step} groups" + (f"; {length}" if length else "")
     groups = config.steps * config.fresh
     return (
         f"{config.run.mode}, {config.steps} steps: {groups} groups of task {config.task.name}, completions of at most "

@@ -1,12 +1,18 @@
 """`offbeat doctor`: what works on this machine, what does not, and the command that fixes it."""
 
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from offbeat.cli.terminal import printable
+from offbeat.errors import suggest_nearest
+from offbeat.reports.working import SOON, Working
+
+if TYPE_CHECKING:
+    from offbeat.preflight.doctor import Finding
 
 
 def doctor(
@@ -15,31 +21,62 @@ def doctor(
     device: Annotated[
         Literal["cuda", "cpu"] | None, typer.Option(help="With --gpu: cpu runs the same checks without a GPU")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="With --gpu: write a report to attach to an issue")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run one check, for example sandbox; can be repeated")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write a report to attach to an issue")] = None,
 ) -> None:
     """Check versions, extras, engines, sandbox and Ray, and show how to fix problems: `offbeat doctor --engine`.
 
-    Before a run on a GPU: `offbeat doctor --gpu --json gpu.json`.
+    For an issue: `offbeat doctor --json doctor.json`. Before a run on a GPU: `offbeat doctor --gpu`. A single check:
+    `offbeat doctor --only sandbox`.
     """
     if gpu:
-        _doctor_gpu(device, json)
+        _doctor_gpu(device, json, only or [])
         return
-    if device or json:
-        typer.echo("--device and --json belong to --gpu: offbeat doctor --gpu --json gpu.json", err=True)
+    if device:
+        typer.echo("--device belongs to --gpu: offbeat doctor --gpu --device cpu", err=True)
         raise typer.Exit(2)
-    from offbeat.preflight.doctor import FindingState, diagnose
+    from offbeat.preflight.doctor import CHECKS, FindingState, diagnose
 
-    broken = missing = 0
-    for finding in diagnose(engine=engine):
-        typer.echo(printable(str(finding)))
-        broken += finding.state is FindingState.BROKEN
-        missing += finding.state is FindingState.MISSING
+    _require_names(only or [], CHECKS)
+    findings = []
+    with Working("checking", after=SOON) as working:
+        for finding in diagnose(engine=engine, only=only or []):
+            working.say(printable(str(finding)))
+            findings.append(finding)
+    states = [finding.state for finding in findings]
+    broken, missing = states.count(FindingState.BROKEN), states.count(FindingState.MISSING)
     typer.echo(f"{broken} broken, {missing} missing; missing parts are needed only for the features they name")
+    if json is not None:
+        _write_report(json, findings)
     if broken:
         raise typer.Exit(1)
 
 
-def _doctor_gpu(device: str | None, report: Path | None) -> None:
+def _require_names(only: Sequence[str], names: Collection[str]) -> None:
+    for name in only:
+        if name not in names:
+            raise typer.BadParameter(f"--only {name!r} is not a check; {suggest_nearest(name, names)}")
+
+
+def _write_report(path: Path, findings: "list[Finding]") -> None:
+    """Write what an issue needs: versions, the machine and every finding, without paths of this user."""
+    from json import dumps
+
+    from offbeat.preflight.gpu.finding import without_paths
+    from offbeat.run.directory import environment
+    from offbeat.storage.files import write_atomically
+
+    checks = [{"what": one.what, "state": one.state.value.lower(), "detail": one.detail, "fix": one.fix}
+              for one in findings]  # fmt: skip
+    report = {"machine": environment(), "checks": checks}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, without_paths(dumps(report, indent=1, ensure_ascii=False)).encode() + b"\n", durable=False)
+    typer.echo(f"report: {path}")
+
+
+def _doctor_gpu(device: str | None, report: Path | None, only: Sequence[str]) -> None:
     from offbeat.imports import install_command, missing_modules
     from offbeat.preflight.doctor import FindingState
 
@@ -51,8 +88,9 @@ def _doctor_gpu(device: str | None, report: Path | None) -> None:
             ""  # before torch is imported: engines and trainer choose a GPU if they see one
         )
     from offbeat.placement.hardware import Hardware
-    from offbeat.preflight.gpu.session import DoctorSession
+    from offbeat.preflight.gpu.session import UNITS, DoctorSession
 
+    _require_names(only, UNITS)
     if device != "cpu" and Hardware.detect() is None:
         typer.echo(
             "torch finds no GPU here; check `nvidia-smi`, and that torch is a CUDA build. To run the same checks "
@@ -60,16 +98,17 @@ def _doctor_gpu(device: str | None, report: Path | None) -> None:
             err=True,
         )
         raise typer.Exit(2)
-    session = DoctorSession(device or "cuda")
-    for finding in session.run():
-        typer.echo(printable(str(finding)))
+    session = DoctorSession(device or "cuda", only or tuple(UNITS))
+    with Working("checking", after=SOON) as working:
+        for finding in session.run():
+            working.say(printable(str(finding)))
     states = [finding.state for finding in session.findings]
     seconds = sum(finding.seconds for finding in session.findings)
     counts = ", ".join(
         f"{states.count(one)} {one.lower()}" for one in (FindingState.OK, FindingState.BROKEN, FindingState.SKIPPED)
     )
     typer.echo(f"{counts}; {seconds:.0f} s")
-    if session.device == "cuda":
+    if session.device == "cuda" and not only:  # a run asks for all checks
         session.keep()
     if report is not None:
         session.write(report)

@@ -1,27 +1,37 @@
-"""`offbeat eval`: pass@1, pass@k and maj@k with intervals, for stored groups or for a model."""
+"""`offbeat eval`: pass@1, pass@k and maj@k with intervals, for a run, a model or stored groups."""
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from offbeat.cli.task_option import Settings, StoredGroups, TaskName, TokenizerDirectory, Workers, make_task
+from offbeat.cli.task_option import Settings, StoredGroups, TokenizerDirectory, Workers, make_task
 from offbeat.cli.terminal import has_log, plain_errors, printable
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from offbeat.evaluation import Attempts, EvaluationRow
     from offbeat.tasks.task import Task
     from offbeat.types import Group
+
+WIDE: Final = 200
+"""Columns of a table in a pipe or file, where no line is cut."""
 
 
 def eval_(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="LOG_OR_MODEL", help="An experience log, a model directory, or a model of the hub: owner/name"
+            metavar="RUN_OR_LOG_OR_MODEL",
+            help="A run, an experience log, a model directory, or a model of the hub: owner/name",
         ),
     ],
-    task: TaskName,
+    task: Annotated[
+        str | None,
+        typer.Option(help="The name of a task, or the path of your own task file; of a run, default: its own"),
+    ] = None,
     settings: Settings = None,
     k: Annotated[list[int] | None, typer.Option(help="k of pass@k and maj@k; can be repeated")] = None,
     tokenizer: TokenizerDirectory = None,
@@ -29,32 +39,41 @@ def eval_(
         str | None, typer.Option("--slice", help="Show one row for each value of this column, or for each 'version'")
     ] = None,
     correct_at: Annotated[float, typer.Option(help="A completion with at least this reward is correct")] = 1.0,
-    prompts: Annotated[int, typer.Option(min=1, help="For a model: number of prompts")] = 64,
-    samples: Annotated[int, typer.Option(min=1, help="For a model: completions per prompt")] = 8,
-    temperature: Annotated[float, typer.Option(min=0, help="For a model: sampling temperature; 0 is greedy")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="For a model: most tokens in a completion")] = 256,
-    seed: Annotated[int, typer.Option(help="Seed for prompts, sampling and bootstrap")] = 0,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Distinct prompts to ask; default: as many as the run, or 64")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Completions per prompt; more if prompts are few")] = 8,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy")] = 1.0,
+    greedy: Annotated[bool, typer.Option(help="Add one greedy completion per prompt")] = True,
+    before: Annotated[bool, typer.Option(help="Of a run: evaluate the model that it started from too")] = True,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens in a completion; default: as in the run, or 256")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of sampling")] = 0,
     workers: Workers = 2,
 ) -> None:
-    """Evaluate the groups in a log, or a model: `offbeat eval runs/one/experience --task arithmetic --k 4`."""
-    from offbeat.evaluation import evaluate
-
-    chosen = make_task(task, settings)
-    column = slice_by or chosen.slice_by
+    """Evaluate a run on the prompts it held out, a model, or the groups in a log: `offbeat eval runs/one`."""
+    is_log = has_log(source)
+    chosen = make_task(task, settings) if task is not None else None
     with plain_errors():
-        if has_log(source):
-            found, size = _from_log(source, chosen, tokenizer, column)
-            ks = k or [size]
+        if is_log and chosen is not None:
+            from offbeat.evaluation import evaluate as estimate
+
+            found, size = _from_log(source, chosen, tokenizer, slice_by or chosen.slice_by)
+            rows = estimate(found, k or [size], correct_at=correct_at)
+        elif is_log:
+            raise typer.BadParameter("the groups of a log can be of several tasks; give one with --task")
         else:
-            from offbeat.run.evaluation import load_model, sample_attempts
+            from offbeat.api import evaluate
 
             with plain_errors(code=2):
-                model = load_model(source, temperature=temperature, max_tokens=max_tokens)
-            found = list(
-                sample_attempts(model, chosen, column, prompts=prompts, samples=samples, seed=seed, workers=workers)
-            )
-            ks = k or [samples]
-        _print(evaluate(found, ks, correct_at=correct_at, seed=seed))
+                rows = evaluate(
+                    source, chosen, prompts=prompts, samples=samples, k=k or (), temperature=temperature,
+                    greedy=greedy, before=before, max_tokens=max_tokens, seed=seed, slice_by=slice_by,
+                    correct_at=correct_at, workers=workers,
+                )  # fmt: skip
+            typer.echo(f"{rows[0].prompts} distinct {rows[0].origin}")
+        _print(rows)
 
 
 def _from_log(uri: str, task: "Task", tokenizer: Path | None, column: str | None) -> "tuple[list[Attempts], int]":
@@ -86,14 +105,37 @@ def _slice(group: "Group", column: str | None) -> str:
 
 
 def _print(rows: "list[EvaluationRow]") -> None:
-    """Print a table with one column per metric."""
+    """Print a row per slice, or, if there is a comparison, a row per metric: before, after, difference."""
     from rich.console import Console
+
+    width = None if sys.stdout.isatty() else WIDE
+    Console(width=width).print(_compared(rows) if rows[0].before else _by_slice(rows))
+    typer.echo("means over prompts, with 95 % intervals over prompts in brackets; unscorable completions do not count")
+
+
+def _by_slice(rows: "list[EvaluationRow]") -> "Table":
     from rich.table import Table
 
     metrics = list(dict.fromkeys(metric for row in rows for metric in row.estimates))
     table = Table("slice", "prompts", "completions", "unscorable", *metrics)
     for row in rows:
+        counts = [str(row.prompts), str(row.completions), str(row.unscorable)]
         cells = [str(row.estimates[metric]) if metric in row.estimates else "–" for metric in metrics]
-        table.add_row(printable(row.slice), str(row.prompts), str(row.completions), str(row.unscorable), *cells)
-    Console().print(table)
-    typer.echo("means over prompts, with 95 % bootstrap intervals in brackets; unscorable completions are not counted")
+        table.add_row(printable(row.slice), *counts, *cells)
+    return table
+
+
+def _compared(rows: "list[EvaluationRow]") -> "Table":
+    """Fits into 80 columns, intervals included."""
+    from rich.table import Table
+
+    table = Table("slice", "metric", "before", "after", "difference")
+    for row in rows:
+        counts = {"prompts": row.prompts, "completions": row.completions, "unscorable": row.unscorable}
+        lines = [(name, ["", str(count), ""]) for name, count in counts.items()]
+        for metric in row.estimates:
+            shown = (row.before, row.estimates, row.difference)
+            lines.append((metric, [str(one[metric]) if metric in one else "–" for one in shown]))
+        for number, (name, cells) in enumerate(lines):
+            table.add_row("" if number else printable(row.slice), name, *cells, end_section=number == len(lines) - 1)
+    return table

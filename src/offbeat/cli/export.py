@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from offbeat.cli.terminal import plain_errors, printable
+from offbeat.reports.working import Working
 
 
 def export(
@@ -24,11 +25,12 @@ def export(
 
     Every byte of the checkpoint is verified first.
     """
-    import torch
+    with plain_errors(), Working("loading torch") as working:
+        import torch
 
-    from offbeat.trainer.export import export as write
+        from offbeat.trainer.export import export as write
 
-    dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-    with plain_errors():
+        dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+        working.next("verifying the checkpoint and writing the model")
         made = write(checkpoint, out, dtype=dtypes[dtype], tokenizer=tokenizer)
     typer.echo(f"step {made.step} of {printable(str(made.folder))} written in {dtype} to {printable(str(out))}")

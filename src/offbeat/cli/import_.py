@@ -1,36 +1,44 @@
 """`offbeat import`: add existing rollouts to an experience log."""
 
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.task_option import encoder_of, load_tokenizer
+from offbeat.cli.log_options import RefusedFile, locate_log, parse_range, write_refusals
+from offbeat.cli.task_option import load_tokenizer, stored_task_name
 from offbeat.cli.terminal import has_log, plain_errors, printable
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from offbeat.experience.importing.importer import ImportTally
+    from offbeat.experience.importing.shapes import Encoder
 
 
 def import_(
     file: Annotated[str, typer.Argument(help="JSONL, Parquet, a saved dataset, a directory, or hf:owner/name")],
-    into: Annotated[str, typer.Option(help="The experience log: a path or an object store URI")],
-    task: Annotated[str | None, typer.Option(help="The task of the prompts, for example: math")] = None,
+    into: Annotated[str, typer.Option(help="The experience log (a path or an object store URI), or a run directory")],
+    task: Annotated[
+        str | None, typer.Option(help="The task of the prompts: a name like math, or the path of your own task file")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="The author, for example: human, model:qwen")] = None,
-    columns: Annotated[str, typer.Option(help="Names of columns: prompt=question,responses=answers")] = "",
+    columns: Annotated[str, typer.Option(help="Names of columns: prompt=question,completion_id=ticket")] = "",
     keep: Annotated[str, typer.Option(help="Columns to store with the prompt: answer,difficulty")] = "",
     tokenizer: Annotated[Path | None, typer.Option(help="Directory of the tokenizer; required for text")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template to prompts that are text")] = False,
     reward_range: Annotated[str | None, typer.Option(help="Refuse rewards outside of this range: 0,1")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Refuse token ids that are not below this number")] = None,
     split: Annotated[str, typer.Option(help="Split of a dataset")] = "train",
+    refused: RefusedFile = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be imported, and write nothing")] = False,
 ) -> None:
-    """Import rollouts: `offbeat import rollouts.jsonl --into runs/one/experience --task math --source model:qwen`.
+    """Import rollouts: `offbeat import rollouts.jsonl --into experience --task math --source human --tokenizer model`.
 
-    The completions can come from any model or person. Importing the same file again adds nothing.
-    Use `--dry-run` first to see what would be imported.
+    The completions can come from any model or person. Your own ids are kept, and completions without a reward wait for
+    `offbeat feedback`. Importing the same file again adds nothing. Use `--dry-run` first to see what would be imported.
     """
     from contextlib import nullcontext
 
@@ -41,20 +49,30 @@ def import_(
     from offbeat.experience.log import ExperienceLog
     from offbeat.experience.validation import ValidationRules
 
+    name, limits = task and stored_task_name(task), parse_range(reward_range)
+    if limits and name is None:
+        raise typer.BadParameter("--reward-range applies to one task; give its name with --task")
+    place = locate_log(into)
     with plain_errors():
         records = find_records(file, split)
-        layout = layout_of(records, parse_columns(columns), [name for name in keep.split(",") if name])
+        layout = layout_of(records, parse_columns(columns), [column for column in keep.split(",") if column])
         typer.echo(printable(f"detected: {layout}"))
-        loaded = load_tokenizer(tokenizer) if tokenizer else None
-        rules = ValidationRules(
-            vocab_size=vocab_size or (len(loaded) if loaded else None), reward_ranges=_ranges(task, reward_range)
-        )
-        found = read_groups(
-            records, layout, ImportDefaults(task, source, encoder_of(loaded, chat=chat) if loaded else None)
-        )
-        with nullcontext() if dry_run and not has_log(into) else ExperienceLog.open(into, rules=rules) as log:
-            tally = import_into(log, found, rules=rules, dry_run=dry_run, on_batch=_show_progress)
+        encoder = None
+        if tokenizer:
+            loaded = load_tokenizer(tokenizer)
+            in_messages = "messages" in layout.kinds.values()
+            encoder = _make_encoder(tokenizer, loaded, chat=chat, in_messages=in_messages)
+            vocab_size = vocab_size or len(loaded)
+        rules = ValidationRules(vocab_size, {name: limits} if name and limits else {})
+        found = read_groups(records, layout, ImportDefaults(name, source, encoder))
+        opened = nullcontext() if dry_run and not has_log(place.uri) else ExperienceLog.open(place.uri, rules=rules)
+        with opened as log, write_refusals(refused) as on_refusal:
+            tally = import_into(
+                log, found, rules=rules, dry_run=dry_run, on_batch=_show_progress, on_refusal=on_refusal
+            )
     typer.echo(printable(str(tally)))
+    if tally.awaited and not dry_run:
+        typer.echo(printable(f"to see what waits for a score: offbeat log pending {into}"))
     if dry_run:
         typer.echo("dry run: nothing was written")
 
@@ -65,13 +83,81 @@ def _show_progress(tally: "ImportTally") -> None:
         typer.echo(f"\r{tally.taken} groups imported, {sum(tally.refused.values())} quarantined ", nl=False, err=True)
 
 
-def _ranges(task: str | None, text: str | None) -> dict[str, tuple[float, float]]:
-    if text is None:
-        return {}
+def _make_encoder(directory: Path, tokenizer: "PreTrainedTokenizerBase", *, chat: bool, in_messages: bool) -> "Encoder":
+    """Return the encoder for an import.
+
+    Args:
+        directory: Where the tokenizer is. A generation config beside it may name more stop tokens.
+        chat: A text prompt becomes a user message in the chat template.
+        in_messages: Prompts are messages. In a chat, the template's stop token ends an answer.
+    """
+    from offbeat.experience.importing.shapes import Encoder
+
+    if chat and not tokenizer.chat_template:
+        raise typer.BadParameter("--chat was given, but the tokenizer has no chat template")
+    check, stops = _unknown_token_check(tokenizer), _stop_tokens(directory, tokenizer)
+
+    def encode(text: str) -> list[int]:
+        return check(text, tokenizer.encode(text, add_special_tokens=False))
+
+    def encode_chat(messages: list[dict[str, str]]) -> list[int]:
+        return check("".join(message["content"] for message in messages), _apply_template(tokenizer, messages))
+
+    def encode_prompt(text: str) -> list[int]:
+        return encode_chat([{"role": "user", "content": text}]) if chat else check(text, tokenizer.encode(text))
+
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else next(iter(stops), None)
+    if tokenizer.chat_template and (chat or in_messages):
+        end = _end_of_turn(tokenizer, stops, end)
+    return Encoder(encode, encode_prompt, encode_chat if tokenizer.chat_template else None, end, stops)
+
+
+def _stop_tokens(directory: Path, tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    from offbeat.rollout.stopping import read_generation_config, stop_tokens
+
+    is_model = any((directory / name).is_file() for name in ("generation_config.json", "config.json"))
+    return stop_tokens(read_generation_config(directory) if is_model else None, tokenizer)
+
+
+def _end_of_turn(tokenizer: "PreTrainedTokenizerBase", stops: Iterable[int], default: int | None) -> int | None:
+    """Return the last stop token that the chat template writes after an answer, or `default` if it writes none."""
+    from offbeat.experience.importing.records import UnreadableCell
+
+    turn = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "1"}]
     try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"--reward-range {text!r} is not a range; give two numbers like 0,1") from None
-    if task is None:
-        raise typer.BadParameter("--reward-range applies to one task; give its name with --task")
-    return {task: (low, high)}
+        written = _apply_template(tokenizer, turn, answered=True)
+    except UnreadableCell:
+        return default
+    return next((token for token in reversed(written) if token in stops), default)
+
+
+def _apply_template(
+    tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]], *, answered: bool = False
+) -> list[int]:
+    from jinja2 import TemplateError
+
+    from offbeat.experience.importing.records import UnreadableCell
+
+    try:
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=not answered, return_dict=False))
+    except TemplateError as error:
+        raise UnreadableCell(f"the chat template refuses the prompt: {error!s:.120}") from error
+
+
+def _unknown_token_check(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str, list[int]], list[int]]:
+    """Return a function that refuses text with characters that the tokenizer replaces by its unknown or pad token."""
+    from offbeat.experience.importing.records import UnreadableCell
+
+    stand_ins = {tokenizer.unk_token_id, tokenizer.pad_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    names = [token for token in (tokenizer.unk_token, tokenizer.pad_token) if token]
+
+    def is_unknown(tokens: list[int]) -> bool:
+        return not stand_ins.isdisjoint(tokens)
+
+    def check(text: str, tokens: list[int]) -> list[int]:
+        if is_unknown(tokens) and not any(name in text for name in names):
+            unknown = next((c for c in text if is_unknown(tokenizer.encode(c, add_special_tokens=False))), text)
+            raise UnreadableCell(f"the tokenizer has no token for {unknown!r:.80} in {text!r:.80}")
+        return tokens
+
+    return check

@@ -1,10 +1,10 @@
 """`offbeat init`: write a configuration file in which a comment explains every setting."""
 
 import re
+import shlex
 import textwrap
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from offbeat.config.knobs import Knob
 
 
+PLACES: Final = {
+    "a laptop": "on a laptop, without a GPU",
+    "one GPU": "on one GPU",
+    "a node": "on a node with several GPUs",
+    "a cluster": "on a cluster",
+}
+"""What a recipe is for, as in its line `# for:`, and the title of its group in the list."""
+
+
 def init(
     recipe: Annotated[str | None, typer.Argument(help="A recipe; without one, all are listed")] = None,
     out: Annotated[Path, typer.Option(help="The file to write")] = Path("run.toml"),
@@ -21,9 +30,7 @@ def init(
     """Write a commented configuration file from a recipe: `offbeat init quickstart --out run.toml`."""
     found = recipes()
     if recipe is None:
-        for text in found.values():
-            typer.echo(text.partition("\n")[0].removeprefix("# "))
-        typer.echo("\nwrite one with `offbeat init NAME`, then `offbeat check run.toml` and `offbeat train run.toml`")
+        _list_recipes(found)
         return
     if recipe not in found:
         raise typer.BadParameter(f"{recipe!r} is not a recipe; {suggest_nearest(recipe, found)}")
@@ -34,11 +41,56 @@ def init(
         raise typer.BadParameter(f"{out} already exists; choose another name with --out") from None
     except OSError as error:
         raise typer.BadParameter(f"{out} cannot be written: {error}") from error
-    typer.echo(f"{out} written; next: `offbeat check {out}`")
+    typer.echo(f"{out} written; its first lines say what it needs. next:")
+    for command in next_commands(found[recipe], out):
+        typer.echo(f"  {command}")
+
+
+def _list_recipes(found: dict[str, str]) -> None:
+    """Print the recipes by what a user has, with memory and time; those for your own model come last."""
+    for place, title in PLACES.items():
+        typer.echo(f"{title}:")
+        for name, text in sorted(found.items(), key=lambda one: "your model" in facts(one[1])["needs"]):
+            known = facts(text)
+            if known["for"] == place:
+                gpus = f"{known['hardware']}: " if "hardware" in known else ""
+                typer.echo(f"  {name:20}  {text.partition(chr(10))[0].removeprefix(f'# {name}: ')}")
+                typer.echo(f"  {'':20}  {gpus}{known['needs']}")
+        typer.echo("")
+    typer.echo(
+        "4x8x80 means four nodes of eight GPUs with 80 GiB. Memory is that of the device plan. An estimated time is\n"
+        "that of the arithmetic at 100 TFLOP/s a GPU, if every answer is as long as allowed; we have no GPU to measure."
+    )
+    typer.echo("\nnext: offbeat init NAME, then offbeat check run.toml and offbeat train run.toml")
+
+
+def facts(text: str) -> dict[str, str]:
+    """Return what a recipe says about itself, by name: for, hardware and needs.
+
+    >>> facts(recipes()["gsm8k-qwen2.5-0.5b"])["hardware"]
+    '1x24'
+    """
+    return dict(re.findall(r"^# (for|hardware|needs): (.+)$", text, re.M))
+
+
+def next_commands(text: str, file: Path) -> list[str]:
+    """Return what to type after a recipe was written to a file: first the commands that prepare its data.
+
+    >>> next_commands(recipes()["8b-one-node"], Path("run.toml"))
+    ['offbeat check run.toml --gpus 8x80', 'offbeat train run.toml']
+    """
+    first = re.findall(r"^# (offbeat (?:quickstart|import|export)\b.*?)(?: --dry-run)?$", text, re.M)
+    train = re.search(r"^# +(offbeat train run\.toml .*?) *(?:#.*)?$", text, re.M)
+    gpus = facts(text).get("hardware")
+    check = "offbeat check run.toml" + (f" --gpus {gpus}" if gpus else "")
+    commands = [*first, check, train[1] if train else "offbeat train run.toml"]
+    return [re.sub(r"\brun\.toml\b", lambda _: shlex.quote(str(file)), command) for command in commands]
 
 
 def recipes() -> dict[str, str]:
     """Return the text of the recipes that come with offbeat, by name."""
+    from importlib.resources import files
+
     place = files("offbeat").joinpath("recipes")
     names = sorted(entry.name.removesuffix(".toml") for entry in place.iterdir() if entry.name.endswith(".toml"))
     return {name: place.joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in names}

@@ -1,20 +1,26 @@
 """The `offbeat` command."""
 
+import atexit
+import os
 import sys
+from typing import Annotated
 
 import typer
 
+from offbeat import __version__
 from offbeat.cli.check import check
 from offbeat.cli.doctor import doctor
 from offbeat.cli.eval_ import eval_
 from offbeat.cli.explain import explain, objectives
 from offbeat.cli.export import export
+from offbeat.cli.feedback import feedback
 from offbeat.cli.import_ import import_
 from offbeat.cli.init import init
 from offbeat.cli.log import log
 from offbeat.cli.quickstart import quickstart
 from offbeat.cli.report import report
 from offbeat.cli.score import score
+from offbeat.cli.terminal import interruptible, working_until_output
 from offbeat.cli.train import resume, train
 from offbeat.cli.view import view
 from offbeat.cli.worker import worker
@@ -27,18 +33,47 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _START = (quickstart, init, check, doctor, objectives, explain)
-_WORK = (import_, eval_, score, train, resume, export, report, view, worker)
+_WORK = (import_, feedback, eval_, score, train, resume, export, report, view, worker)
 for command in _START + _WORK:  # in the order of `offbeat --help`
-    app.command(command.__name__.rstrip("_"))(command)
+    app.command(command.__name__.rstrip("_"))(interruptible(command))
 app.add_typer(log, name="log")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"offbeat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
+    ] = False,
+) -> None:
+    """The options of `offbeat` itself."""
 
 
 def main() -> None:
     """Run the command line. If an extra is missing, print the command that installs it."""
+    codes: list[int] = []
+    atexit.register(_end_process, codes)  # registered first, so it runs last
     try:
-        app()
+        with working_until_output(" ".join(["offbeat", *sys.argv[1:2]])):
+            app()
+    except SystemExit as ended:
+        codes.append(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+        raise
     except ModuleNotFoundError as missing:
         extra = EXTRAS.get((missing.name or "").split(".")[0])
         if extra is None:
             raise
         sys.exit(f"this command needs {missing.name}, which is not installed: {install_command(extra)}")
+
+
+def _end_process(codes: list[int]) -> None:
+    """End without taking down the interpreter, which takes seconds after torch was loaded. All threads have ended."""
+    if codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[0])

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offbeat.cli.log_options import LogOrRun, find_log
 from offbeat.cli.task_option import Settings, StoredGroups, TaskName, TokenizerDirectory, Workers, make_task
-from offbeat.cli.terminal import plain_errors, printable, require_log
+from offbeat.cli.terminal import plain_errors, printable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -38,7 +39,7 @@ class ScoreChanges:
 
 
 def score(
-    log: Annotated[str, typer.Argument(metavar="LOG", help="The experience log: a path or an object store URI")],
+    log: LogOrRun,
     task: TaskName,
     settings: Settings = None,
     tokenizer: TokenizerDirectory = None,
@@ -48,7 +49,7 @@ def score(
     ] = 0.25,
     workers: Workers = 2,
 ) -> None:
-    """Score stored completions again and show what changes: `offbeat score runs/one/experience --task gsm8k`.
+    """Score stored completions again and show what changes: `offbeat score runs/one --task gsm8k`.
 
     With --write the new scores are appended as late feedback: they replace the earlier ones, which stay in the log.
 
@@ -59,10 +60,10 @@ def score(
     from offbeat.scoring.tally import FailureLimit
 
     chosen = make_task(task, settings)
-    require_log(log)
+    place = find_log(log)
     changes = ScoreChanges()
-    with plain_errors(), ExperienceLog.open(log) as opened:
-        stored = StoredGroups(opened, log, chosen, tokenizer)
+    with plain_errors(), ExperienceLog.open(place.uri) as opened:
+        stored = StoredGroups(opened, place.uri, chosen, tokenizer or place.tokenizer)
         with ScoringPool.of(chosen, workers=workers, limit=FailureLimit(share=max_failures)) as pool:
             for group, completion, now in _score_all(stored, pool):
                 changes.add(group, completion, now)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from offbeat.cli.terminal import printable
-from offbeat.errors import suggest_nearest
+from offbeat.reports.working import SOON, Working
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from offbeat.experience.importing.shapes import Encoder
     from offbeat.experience.reader import LogReader
     from offbeat.tasks.task import Task
     from offbeat.types import Completion, Group, Json
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
 
 def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
     """Load a tokenizer from a local directory. Nothing is downloaded."""
-    from transformers import AutoTokenizer
+    with Working("loading transformers", after=SOON):
+        from transformers import AutoTokenizer
 
     if not directory.is_dir():
         raise typer.BadParameter(f"--tokenizer {directory} is not a directory")
@@ -29,32 +29,6 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"--tokenizer {directory} has no tokenizer that can be loaded: {error}") from error
-
-
-def encoder_of(tokenizer: "PreTrainedTokenizerBase", *, chat: bool) -> "Encoder":
-    """Return the encoder for an import. With `chat`, a text prompt becomes a user message in the chat template."""
-    from jinja2 import TemplateError
-
-    from offbeat.experience.importing.records import UnreadableCell
-    from offbeat.experience.importing.shapes import Encoder
-
-    if chat and not tokenizer.chat_template:
-        raise typer.BadParameter("--chat was given, but the tokenizer has no chat template")
-
-    def encode_chat(messages: list[dict[str, str]]) -> list[int]:
-        try:
-            return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-        except TemplateError as error:
-            raise UnreadableCell(f"the chat template refuses the prompt: {error!s:.120}") from error
-
-    return Encoder(
-        encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
-        encode_prompt=lambda text: (
-            encode_chat([{"role": "user", "content": text}]) if chat else list(tokenizer.encode(text))
-        ),
-        encode_chat=encode_chat if tokenizer.chat_template else None,
-        end=tokenizer.eos_token_id,
-    )
 
 
 TaskName = Annotated[str, typer.Option("--task", help="The name of a task, or the path of your own task file")]
@@ -69,7 +43,7 @@ Workers = Annotated[int, typer.Option(min=1, help="Scoring processes")]
 
 
 def make_task(name: str, settings: list[str] | None) -> "Task":
-    """Return the task that `--task` names. `--task mine.py` is short for `--task custom --set path=mine.py`."""
+    """Return the task that `--task` names: a task of offbeat, or your own file."""
     from offbeat.errors import TaskError
     from offbeat.tasks.task import make
 
@@ -79,12 +53,18 @@ def make_task(name: str, settings: list[str] | None) -> "Task":
         if not equals:
             raise typer.BadParameter(f"--set {setting}: need KEY=VALUE, for example --set digits=3")
         options[key] = _parse_value(value)
-    if name.endswith(".py"):
-        options, name = {**options, "path": name}, "custom"
     try:
         return make(name, options)
     except (TaskError, OSError) as error:
         raise typer.BadParameter(printable(str(error))) from error
+
+
+def stored_task_name(text: str) -> str:
+    """Return the name under which groups of a task are stored. A path names your own file; other text is a name.
+
+    A run stores the name that the task itself has, so your file is loaded to read it.
+    """
+    return make_task(text, None).name if text.endswith(".py") else text
 
 
 def _parse_value(text: str) -> "Json":
@@ -101,7 +81,7 @@ class StoredGroups:
         self._log, self._ordinals = log, log.filter(task=task.name)
         if not len(self._ordinals):
             raise typer.BadParameter(
-                f"{uri} has no groups of task {task.name!r}; {suggest_nearest(task.name, log.tasks)}"
+                f"{uri} has no groups of task {task.name!r}; it has groups of: {', '.join(log.tasks) or 'no task'}"
             )
         candidates = [place for place in (Path(uri) / "tokenizer", Path(uri).parent / "tokenizer") if place.is_dir()]
         directory = tokenizer or next(iter(candidates), None)

@@ -1,11 +1,17 @@
-"""Helpers of all commands: printable text, errors without tracebacks, and a check that a log exists."""
+"""Helpers of all commands: printable text, errors without tracebacks, signs that one works, and a check for a log."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import wraps
+from typing import Any, ParamSpec, TextIO, cast
 
 import typer
 
 from offbeat.errors import OffbeatError
+from offbeat.reports.working import SOON, Working
+
+P = ParamSpec("P")
 
 
 def printable(text: str) -> str:
@@ -16,6 +22,29 @@ def printable(text: str) -> str:
     next
     """
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+@contextmanager
+def working_until_output(what: str) -> Iterator[None]:
+    """Show that a command works, until it writes something itself."""
+    with Working(what, after=SOON) as working:
+        out, err = (cast(TextIO, _NoticedStream(stream, working.end)) for stream in (sys.stdout, sys.stderr))
+        with redirect_stdout(out), redirect_stderr(err):
+            yield
+
+
+class _NoticedStream:
+    """A stream that calls a function before it is written to."""
+
+    def __init__(self, stream: TextIO, notice: Callable[[], None]) -> None:
+        self._stream, self._notice = stream, notice
+
+    def write(self, text: str) -> int:
+        self._notice()
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager
@@ -33,15 +62,29 @@ def plain_errors(advice: str = "", *, code: int = 1) -> Iterator[None]:
         raise typer.Exit(code) from error
 
 
+def interruptible(command: Callable[P, None]) -> Callable[P, None]:
+    """Let a command end with a sentence after Ctrl-C; typer itself ends without a word."""
+
+    @wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        with stopped_by_ctrl_c():
+            command(*args, **kwargs)
+
+    return wrapped
+
+
+@contextmanager
+def stopped_by_ctrl_c(advice: str = "") -> Iterator[None]:
+    """End the command after Ctrl-C with `advice`, and with the exit code that shells expect."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("stopped" + (f"; {advice}" if advice else ""), err=True)
+        raise typer.Exit(130) from None
+
+
 def has_log(uri: str) -> bool:
     """Return True if there is an experience log at `uri`. Opening one for writing would create it."""
     from offbeat.experience.lance_table import exists
 
     return exists(f"{uri.rstrip('/')}/groups.lance")
-
-
-def require_log(uri: str) -> None:
-    """End the command with an error if there is no experience log at `uri`."""
-    if not has_log(uri):
-        typer.echo(f"there is no experience log at {uri}", err=True)
-        raise typer.Exit(1)

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli.check import Settings, checked
-from offbeat.cli.terminal import plain_errors
+from offbeat.cli.terminal import plain_errors, stopped_by_ctrl_c
+from offbeat.reports.working import Working
 
 if TYPE_CHECKING:
     from offbeat.config import Config
-    from offbeat.run.directory import RunDirectory
+    from offbeat.run.directory import RunDirectory, RunLock
 
 
 def train(
@@ -19,14 +20,16 @@ def train(
     settings: Settings = None,
 ) -> None:
     """Train a model: `offbeat train run.toml --set sync.every=10`. Ctrl-C stops after the step, with a checkpoint."""
+    parsed = checked(config, settings, to_run=True)
     from offbeat.run.directory import RunDirectory
 
-    parsed = checked(config, settings, to_run=True)
     directory = RunDirectory(out or Path("runs") / config.stem)
-    with plain_errors(code=2):
-        directory.create(parsed)
-    typer.echo(parsed.plan)
-    drive(parsed, directory)
+    with stopped_by_ctrl_c(_proceed(directory)):
+        with plain_errors(code=2):
+            lock = directory.create(parsed)
+        typer.echo(parsed.plan)
+        drive(parsed, directory, lock)
+        _print_next(directory)
 
 
 def resume(
@@ -39,17 +42,34 @@ def resume(
     directory = RunDirectory(run)
     with plain_errors(code=2):
         config = directory.config()
-        with RunLock(directory):  # fails before anything heavy is imported if the run is already running
-            pass
-    drive(config.model_copy(update={"steps": steps}) if steps else config, directory)
+        lock = RunLock(directory)  # fails before anything heavy is imported if the run is already running
+    with stopped_by_ctrl_c(_proceed(directory)):
+        drive(config.model_copy(update={"steps": steps}) if steps else config, directory, lock)
+        _print_next(directory)
 
 
-def drive(config: "Config", directory: "RunDirectory") -> None:
+def drive(config: "Config", directory: "RunDirectory", lock: "RunLock") -> None:
     """Run to the end with the live view, then print the ledger and where the run is."""
-    from offbeat import api
+    from offbeat.drive import drive
+    from offbeat.imports import paused_collector
 
-    proceed = f"continue with `offbeat resume {directory.path}`"
-    with plain_errors(proceed):
-        ledger, done = api.drive(config, directory)
-    typer.echo(str(ledger))
-    typer.echo(f"the run is in {directory.path}" + ("" if done else f"; {proceed}"))
+    with Working("loading torch"), paused_collector():
+        import offbeat.run.local  # noqa: F401  # seconds, before the live view starts
+    with plain_errors(_proceed(directory)):
+        done = drive(config, directory, lock)
+    typer.echo(str(done.ledger))
+    if done.why:
+        typer.echo(f"the run ended early: {done.why}")
+    typer.echo(f"the run is in {directory.path}" + ("" if done.finished else f"; {_proceed(directory)}"))
+
+
+def _proceed(directory: "RunDirectory") -> str:
+    return f"continue with `offbeat resume {directory.path}`"
+
+
+def _print_next(directory: "RunDirectory") -> None:
+    """Print the two commands that people type next."""
+    typer.echo(
+        f"\nlook at the curves     offbeat report {directory.path}\n"
+        f"look at the answers    offbeat view {directory.path}"
+    )

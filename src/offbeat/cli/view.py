@@ -1,11 +1,10 @@
 """`offbeat view`: browse the groups of a run in a terminal."""
 
-import math
 import os
 import re
 import select
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli.terminal import plain_errors
+from offbeat.reports.working import SOON, Working
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from offbeat.reports.groups import RunGroups
+    from offbeat.reports.browse import BrowseState
+    from offbeat.reports.groups import GroupFilter, RunGroups
 
 KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|.", re.DOTALL)
 """One key press; an arrow key sends several characters."""
@@ -31,55 +30,55 @@ def view(
     reward: Annotated[str | None, typer.Option(metavar="MIN:MAX", help="Mean reward of the group")] = None,
     lag: Annotated[str | None, typer.Option(metavar="MIN:MAX", help="Lag when the group was trained on")] = None,
     length: Annotated[str | None, typer.Option(metavar="MIN:MAX", help="Tokens in the longest completion")] = None,
+    task: Annotated[str | None, typer.Option(help="The name of the task")] = None,
+    version: Annotated[str | None, typer.Option(metavar="MIN:MAX", help="Version that generated the group")] = None,
+    step: Annotated[str | None, typer.Option(metavar="MIN:MAX", help="Step at which it was trained on")] = None,
+    text: Annotated[str | None, typer.Option(help="Part of a prompt, a column or a completion")] = None,
+    group: Annotated[list[str] | None, typer.Option(help="The id of a group; can be repeated")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print all matching groups, for pipes")] = False,
 ) -> None:
     """Browse groups with completions side by side: `offbeat view runs/one --fate trained --reward 0.1:0.9`.
 
     Only groups that match all options are shown. A range may have one end: `--lag 4:`.
 
-    Keys: n next group, p previous group, j down, k up, q quit.
+    Keys: n next group, p previous group, j down, k up, / search, ? all keys and filters, q quit.
     """
-    from rich.console import Console
+    from offbeat.reports.browse import BrowseState
 
-    from offbeat.reports.groups import GroupFilter, RunGroups
-    from offbeat.run.directory import RunDirectory
+    options = {"fate": fate, "reward": reward, "lag": lag, "length": length, "task": task, "version": version}
+    options |= {"step": step, "text": text}
+    with plain_errors(code=2), Working("opening the experience log", after=SOON):
+        from offbeat.reports.groups import RunGroups
+        from offbeat.run.directory import RunDirectory
 
-    wanted = GroupFilter(_fate(fate), _range("--reward", reward), _range("--lag", lag), _range("--length", length))
-    with plain_errors(code=2):
+        wanted = _filter(options, tuple(group or ()))
         directory = RunDirectory(run)
         groups = RunGroups.open(directory, directory.config())
         chosen = groups.select(wanted) if groups else []
+        if groups is not None:
+            groups.load(chosen[:1])  # imports torch before the screen is cleared
     if groups is None or not chosen:
         typer.echo(f"no group matches: {groups.ledger}" if groups else f"{run} has no experience log yet", err=True)
         raise typer.Exit(1)
-    console = Console()
-    if plain or not (console.is_terminal and sys.stdin.isatty()):
+    if plain or not (sys.stdout.isatty() and sys.stdin.isatty()):
         _print_all(groups, chosen)
     else:
-        _browse(groups, chosen, console)
+        values = tuple((name, value) for name, value in options.items() if value)
+        _browse(groups, chosen, BrowseState(wanted, values=values))
 
 
-def _range(name: str, text: str | None) -> tuple[float, float] | None:
-    """Parse MIN:MAX; a single number is both ends."""
-    if text is None:
-        return None
-    low, colon, high = text.partition(":")
-    try:
-        ends = (float(low or -math.inf), float(high or math.inf) if colon else float(low))
-    except ValueError:
-        raise typer.BadParameter(f"{name} {text!r} is not a range; write for example 0.1:0.9, 4: or 0") from None
-    if not ends[0] <= ends[1]:
-        raise typer.BadParameter(f"{name} {text!r} is empty: the first number is larger than the second")
-    return ends
+def _filter(options: "Mapping[str, str | None]", ids: tuple[str, ...]) -> "GroupFilter":
+    """Return the filter that the options ask for."""
+    from offbeat.reports.browse import changed
+    from offbeat.reports.groups import GroupFilter
 
-
-def _fate(name: str | None) -> str | None:
-    from offbeat.errors import suggest_nearest
-    from offbeat.experience.ledger import Fate
-
-    if name is not None and name not in set(Fate):
-        raise typer.BadParameter(f"--fate {name!r} is not a fate; {suggest_nearest(name, map(str, Fate))}")
-    return name
+    wanted = GroupFilter(ids=ids)
+    for name, value in options.items():
+        try:
+            wanted = changed(wanted, name, value) if value is not None else wanted
+        except ValueError as error:
+            raise typer.BadParameter(f"--{error}") from None
+    return wanted
 
 
 def _print_all(groups: "RunGroups", chosen: Sequence[int]) -> None:
@@ -90,26 +89,34 @@ def _print_all(groups: "RunGroups", chosen: Sequence[int]) -> None:
             typer.echo(plain_text(group) + "\n")
 
 
-def _browse(groups: "RunGroups", chosen: Sequence[int], console: "Console") -> None:
+def _browse(groups: "RunGroups", chosen: Sequence[int], state: "BrowseState | None") -> None:
+    from rich.console import Console
     from rich.text import Text
 
-    from offbeat.reports.browse import BrowsePosition, layout, status_line
+    from offbeat.reports.browse import HELP, layout, status_line, wrap
 
-    position: BrowsePosition | None = BrowsePosition()
-    groups.load(chosen[:1])  # imports torch before the screen is cleared
+    console = Console()
     with console.screen() as screen, _single_keys() as keys:
-        while position is not None:
+        while state is not None:
             width, height = console.size
-            [group] = groups.load([chosen[position.group]])
-            lines, room = layout(group, width), height - 1
-            shown = lines[position.top : position.top + room]
+            room = height - 1
+            [group] = groups.load([chosen[state.position.group]])
+            lines = layout(group, width)
+            top = state.position.top
+            shown = lines[top : top + room]
+            if state.helping:
+                shown = [Text(line) for entry in HELP for line in wrap(entry, width)][:room]
             shown += [Text("")] * (room - len(shown))
-            bar = status_line(position, groups=len(chosen), lines=len(lines), room=room, width=width)
+            bar = status_line(state, groups=len(chosen), lines=len(lines), room=room, width=width)
             screen.update(Text("\n").join([*shown, Text(bar, "reverse")]))
             key = ""
             while not key and console.size == (width, height):
                 key = next(keys)
-            position = position.after(key, groups=len(chosen), lines=len(lines), room=room)
+            after = state.after(key, groups=len(chosen), lines=len(lines), room=room) if key else state
+            if after is not None and after.wanted != state.wanted:
+                found = groups.select(after.wanted)
+                chosen, after = (found, after) if found else (chosen, after.refused(state))
+            state = after
 
 
 @contextmanager

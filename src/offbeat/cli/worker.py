@@ -69,7 +69,6 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
     from transformers import AutoConfig
 
     from offbeat.errors import TaskError
-    from offbeat.hub import model_directory
     from offbeat.rollout.prompt_leases import LocalPrompts, PerVersion, PromptLeases
     from offbeat.run.build import RunContext, load_tokenizer, make_task, make_worker, start_engine
     from offbeat.scoring.pool import ScoringPool
@@ -81,7 +80,7 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
     task = context.task
     if task.environment is not None:
         raise TaskError(f"task {task.name!r} has several turns; a worker outside the run plays single turns only")
-    model = model_directory(config.model.path, config.model.revision)
+    model = config.model.directory()
     vocabulary = AutoConfig.from_pretrained(str(model), local_files_only=True).vocab_size
     order = prompt_at(task, context.tokenizer, derive(config.seed, "worker", name))
     leases = PromptLeases(order, name=f"{name}-{os.getpid()}", seed=config.seed, seconds=config.workers.lease_seconds)

@@ -7,6 +7,7 @@ config.py      the whole configuration, and what follows from it: lag, batches, 
 replays.py     how much of a batch replay can really draw
 conflicts.py   settings that conflict, each with changes that help
 parsing.py     from plain data to a configuration, or to everything wrong with it
+recorded.py    configurations that earlier versions recorded, in today's settings
 toml_file.py   TOML files and `--set`, with the line number of every problem
 knobs.py       every setting as text, for `offbeat explain` and `offbeat init`
 """

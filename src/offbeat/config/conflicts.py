@@ -10,7 +10,7 @@ from typing import Final
 
 from offbeat.config.config import Config
 from offbeat.objective.presets import PRESETS, Preset
-from offbeat.objective.spec import Advantage, Against, CentredBand, Need, NoGate
+from offbeat.objective.spec import Advantage, Against, CentredBand, CutOff, Need, NoGate
 
 SHARE_KEPT: Final = 0.8
 """A sampler that draws less than this part of its promised share in the second half of a run is refused."""
@@ -19,7 +19,14 @@ SHARE_KEPT: Final = 0.8
 def conflicts(config: Config) -> list[str]:
     """Return the conflicts between sections."""
     modes = _mode_conflicts(config)
-    found = config.objective.problems() + config.sync.problems() + modes + _cadence_conflicts(config)
+    found = (
+        config.objective.problems()
+        + _sampling_conflicts(config)
+        + config.sync.problems()
+        + config.evaluation.problems()
+        + modes
+        + _cadence_conflicts(config)
+    )
     if config.updates_per_batch == 1:
         found += config.objective.problems_with_one_update()
     if config.optimizer.warmup_steps > config.steps:
@@ -35,11 +42,6 @@ def conflicts(config: Config) -> list[str]:
     if config.trainer.ranks > 1 and config.run.place == "local":
         found.append(f"trainer.ranks = {config.trainer.ranks}: a local run has one rank; set run.place = 'ray'")
     preset, objective = PRESETS[config.objective.preset], config.objective.resolve()
-    if config.sampling.truncated and Need.BEHAVIOR in objective.needs:
-        found.append(
-            f"sampling.top_p = {config.sampling.top_p}, top_k = {config.sampling.top_k}: {preset.name!r} needs "
-            "the log-probs of the whole distribution, which truncation changes; set top_p = 1.0 and top_k = 0"
-        )
     if not modes and not _within_limit(config):
         found.append(_lag_conflict(config, preset))
     elif not modes and config.sampler.mode == "replay" and not config.run.experience:
@@ -57,6 +59,29 @@ def conflicts(config: Config) -> list[str]:
     return found
 
 
+def _sampling_conflicts(config: Config) -> list[str]:
+    """Return what makes the reported log-probs, or the completions, useless for the objective."""
+    sampling, preset, objective = config.sampling, config.objective.preset, config.objective.resolve()
+    found = sampling.problems()
+    if sampling.truncated and Need.BEHAVIOR in objective.needs:
+        found.append(
+            f"sampling.top_p = {sampling.top_p}, top_k = {sampling.top_k}: {preset!r} needs "
+            "the log-probs of the whole distribution, which truncation changes; set top_p = 1.0 and top_k = 0"
+        )
+    if sampling.min_tokens and Need.BEHAVIOR in objective.needs:
+        found.append(
+            f"sampling.min_tokens = {sampling.min_tokens}: {preset!r} needs the log-probs of the whole "
+            "distribution, and a minimum length removes tokens from it; set sampling.min_tokens = 0, or "
+            "sampling.ignore_eos = true for completions of one length"
+        )
+    if sampling.ignore_eos and objective.truncated is CutOff.MASK:
+        found.append(
+            "sampling.ignore_eos ends every completion at the length limit, and objective.truncated = 'mask' trains on "
+            "none of those; set objective.truncated = 'score'"
+        )
+    return found
+
+
 def _mode_conflicts(config: Config) -> list[str]:
     found = []
     if config.run.mode != "offline" and config.sampler.mode == "offline":
@@ -66,6 +91,8 @@ def _mode_conflicts(config: Config) -> list[str]:
         )
     if config.run.mode == "offline" and config.sampler.mode != "offline":
         found.append(f"sampler.mode = {config.sampler.mode!r}: run.mode = 'offline' needs sampler.mode = 'offline'")
+    if config.run.mode != "offline" and config.sampler.wait_for_scores:
+        found.append("sampler.wait_for_scores has no effect in runs that generate; remove it")
     if config.run.mode == "offline" and not config.run.experience:
         found.append("run.experience = '': run.mode = 'offline' needs an experience log; set its path")
     if config.run.mode != "offline" and config.fresh < 1:

@@ -125,7 +125,7 @@ class ObjectiveConfig(Section):
         if self.epsilon is not None and resolved.advantage in UNDIVIDED:
             found.append(
                 f"{self._setting('epsilon')}: {resolved.advantage.value!r} advantages are not divided by a deviation; "
-                "remove objective.epsilon"
+                "remove objective.epsilon, or set objective.clip if you mean the clip range"
             )
         if resolved.advantage is Advantage.SHRUNK and resolved.zero_variance_mask:
             found.append(

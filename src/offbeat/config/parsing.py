@@ -5,6 +5,7 @@ All problems are reported at once, each with the nearest valid value. Every prob
 """
 
 import copy
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from pydantic.fields import FieldInfo
 
 from offbeat.config.config import Config
 from offbeat.config.conflicts import conflicts
+from offbeat.config.knobs import knobs
 from offbeat.config.sections import Section
+from offbeat.config.synonyms import nearest, suggest_setting
 from offbeat.errors import ConfigError, suggest_nearest
 
 
@@ -53,9 +56,9 @@ def examine(data: Mapping[str, Any]) -> Examined:
         except ValidationError as invalid:
             for error in invalid.errors():
                 key = _leave_out(remaining, error["loc"])
-                problems.setdefault(key, []).append(_explain(key, data, dict(error)))
+                problems.setdefault(key, []).extend(_explain(key, data, dict(error)))
     faulty = frozenset(problems)
-    return Examined(config, [message for found in problems.values() for message in found], faulty).also(
+    return Examined(config, [message for found in problems.values() for message in dict.fromkeys(found)], faulty).also(
         conflicts(config)
     )
 
@@ -95,35 +98,48 @@ def _leave_out(data: dict[str, Any], location: Sequence[int | str]) -> str:
             break
         data = data[place[-1]]
         place.append(str(part))
-    del data[place[-1]]
+    data.pop(place[-1], None)  # two errors may be about one value, as in a pair
     return ".".join(place)
 
 
-def _explain(key: str, data: Mapping[str, Any], error: Mapping[str, Any]) -> str:
-    """Turn a pydantic error into a message with the key, the value and what to do."""
+def _explain(key: str, data: Mapping[str, Any], error: Mapping[str, Any]) -> list[str]:
+    """Turn a pydantic error into messages with the key, the value and what to do."""
     given: Any = data
     for part in key.split("."):
         given = given[part]
-    setting, kind = f"{key} = {given!r:.80}", error["type"]
-    if kind == "extra_forbidden":
-        return f"{key} is not a setting; {_nearest_key(key)}"
-    if kind == "model_type":
-        return f"{setting} is not a table; write [{key}] and its settings under it"
+    if error["type"] == "extra_forbidden":
+        return [f"{unknown} is not a setting; {suggest_setting(unknown)}" for unknown in _unknown_keys(key, given)]
+    return [f"{key} = {given!r:.80}{_what_is_wrong(key, given, error)}"]
+
+
+def _unknown_keys(key: str, given: Any) -> list[str]:
+    """Return the keys inside an unknown table, or its own if only its name is wrong."""
+    if not isinstance(given, Mapping) or not given or _misspelled_table(key, given):
+        return [key]
+    return [unknown for name, inner in given.items() for unknown in _unknown_keys(f"{key}.{name}", inner)]
+
+
+def _misspelled_table(key: str, given: Mapping[str, Any]) -> bool:
+    meant = nearest(key)
+    if (knob := knobs().get(str(meant))) is not None:
+        return knob.kind == "a table"
+    return all(f"{meant}.{name}" in knobs() for name in given)
+
+
+def _what_is_wrong(key: str, given: Any, error: Mapping[str, Any]) -> str:
+    kind, field = error["type"], _knobs().get(key)
+    if field is None:
+        return f" is not a table; write [{key}] and its settings under it"
     if kind == "value_error":
-        return f"{setting} {error['ctx']['error']}"
+        return f" {error['ctx']['error']}"
     if kind in ("enum", "literal_error"):
         choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-        return f"{setting} is not a choice; {suggest_nearest(str(error['input']), choices)}"
-    default = _knobs()[key].default
-    way_out = "leave it out for no value" if default is None else f"the default is {default!r}"
-    return f"{setting}: {error['msg'][0].lower()}{error['msg'][1:]}; {way_out}"
-
-
-def _nearest_key(key: str) -> str:
-    """Suggest the same name in another table, or the nearest name in this one."""
-    table, _, name = key.rpartition(".")
-    elsewhere = [known for known in _knobs() if known.rpartition(".")[2] == name]
-    if elsewhere:
-        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
-    inside = [known for known, _ in _fields(Config) if known.rpartition(".")[0] == table]
-    return suggest_nearest(name, [known.rpartition(".")[2] for known in inside])
+        return f" is not a choice; {suggest_nearest(str(error['input']), choices)}"
+    takes = knobs()[key].kind
+    if takes.startswith("a list of 2") and not (isinstance(given, list) and len(given) == 2):
+        number = given[:1] if isinstance(given, list) else [given]
+        return f" is not a list of 2 numbers; write {list(field.default or number * 2) or 'two'}"
+    if takes.startswith("a list") and not isinstance(given, list):
+        return f" is not a list; write {json.dumps([given])}"
+    way_out = "leave it out for no value" if field.default is None else f"the default is {field.default!r}"
+    return f": {error['msg'][0].lower()}{error['msg'][1:]}; {way_out}"

@@ -3,16 +3,18 @@
 The docstring under a setting says what it does and when to change it.
 """
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from offbeat.config.engine_arguments import refusals
+from offbeat.hub import model_directory
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-SinkName = Literal["tensorboard", "wandb", "trackio", "prometheus"]
+SinkName = Literal["tensorboard", "wandb", "trackio", "mlflow", "prometheus"]
 FROM_TOML = Field(strict=False)
 """For choices and pairs, which TOML writes as text and lists."""
 
@@ -36,11 +38,31 @@ class SamplingConfig(Section):
     """0 samples from the whole distribution. More than 0 works only with objectives without behavior log-probs."""
     max_tokens: Positive = 256
     """The longest completion. Raise it if many answers are cut off. Also the constant of aggregate 'constant'."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    """The shortest completion: before it, tokens that end a completion are not sampled. The reported log-probs are of
+    the distribution without these tokens, so it works only with objectives without behavior log-probs."""
+    ignore_eos: bool = False
+    """Continue after tokens that end a completion, so that every completion has `max_tokens` tokens. Set it to measure
+    speed at a known length. Log-probs stay exact, but rewards and evaluations see the text after the end too."""
 
     @property
     def truncated(self) -> bool:
         """True if some tokens can never be sampled."""
         return self.top_p < 1 or self.top_k > 0
+
+    def problems(self) -> list[str]:
+        """Return the conflicts between settings of this section."""
+        if self.min_tokens > self.max_tokens:
+            return [
+                f"sampling.min_tokens = {self.min_tokens} is more than sampling.max_tokens = {self.max_tokens}; set at "
+                f"most {self.max_tokens}, or raise sampling.max_tokens"
+            ]
+        if self.min_tokens and self.ignore_eos:
+            return [
+                f"sampling.min_tokens = {self.min_tokens} has no effect with sampling.ignore_eos, which makes every "
+                "completion sampling.max_tokens long; remove one of them"
+            ]
+        return []
 
 
 class SyncConfig(Section):
@@ -106,7 +128,12 @@ class ModelConfig(Section):
     compute: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of the trainer's matrix products. float32 is slower and exact; master weights are always float32."""
     serve: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Dtype of published weights and of the engines. float32 reduces the engine gap, at twice the memory."""
+    """Dtype of published weights and of the engines. float32 reduces the engine gap, at twice the memory, and patches
+    hold almost every weight. On a CPU that only emulates bfloat16, vLLM computes in float32 with bfloat16 weights."""
+
+    def directory(self) -> Path:
+        """Return the directory of the model. A model of the hub is downloaded first, unless it is here already."""
+        return model_directory(self.path, self.revision)
 
 
 class TaskConfig(Section):
@@ -189,6 +216,9 @@ class SamplerConfig(Section):
     """Smallest number of steps between two uses of a group, in replay mode."""
     epochs: Positive | None = None
     """Passes over the log, in offline mode; left out, the run ends only after `steps`."""
+    wait_for_scores: bool = False
+    """In offline mode: wait for groups that have no score yet, up to run.patience, before the run ends or trains a
+    smaller batch. Set it if feedback arrives while the run goes on."""
     refill: bool = False
     """Replace groups of equal rewards by generating more prompts before a batch is trained (DAPO's dynamic sampling).
     Such groups teach only objectives that learn without contrast. objective.zero_variance_mask is a separate choice."""
@@ -224,9 +254,10 @@ class TrainerConfig(Section):
     token_budget: Positive = 4096
     """Tokens of a micro-batch, padding included. Lower it if a step runs out of memory; the result stays the same."""
     chunk_tokens: Positive = 512
-    """Tokens whose logits exist at one time. Lower it if a large vocabulary runs out of memory."""
+    """Tokens whose logits exist at one time. Lower it if a large vocabulary runs out of memory. On a CPU the logits of
+    a micro-batch all stay in memory, unless checkpoint_activations is on."""
     checkpoint_activations: bool = False
-    """Compute activations twice instead of storing them: less memory, more time."""
+    """Compute activations twice instead of storing them, on a CPU the logits too: less memory, more time."""
     save_every: Positive = 50
     """Steps between checkpoints. A crash loses at most this many steps."""
     keep: Annotated[int, Field(ge=2)] = 2
@@ -234,17 +265,45 @@ class TrainerConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """[evaluation]: pass rates on fixed prompts during the run."""
+    """[evaluation]: pass rates on fixed prompts that the run does not train on."""
 
     every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations; 0 turns them off. The run's engines answer, so what is evaluated is a published
     version: if none was published since the last evaluation, it waits for the next publish or the last step."""
     prompts: Positive = 64
-    """Number of prompts, the same ones each time. Raise it for narrower confidence intervals."""
+    """Number of distinct prompts, the same ones each time. If there are fewer, each gets more answers, up to 16. Raise
+    it for narrower confidence intervals."""
     samples: Positive = 1
-    """Answers per prompt. Raise it for narrower confidence intervals."""
+    """Answers per prompt; with 2 or more, pass@k too. Raise it for narrower confidence intervals."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature of these answers."""
+    greedy: bool = False
+    """Also generate one greedy answer per prompt, and show its pass rate beside that of sampled answers."""
+    hold_out: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of the task's distinct prompts that is kept out of training for evaluation. Left out, a tenth if `every` is
+    above 0: at least 20 prompts but at most a fifth, and none of fewer than 20. A `test` split or `evaluation_examples`
+    of the task are used instead. Set it in a run without evaluations to evaluate later with `offbeat eval`. 0 trains on
+    everything and evaluates on training prompts."""
+    task: str = ""
+    """Another task to evaluate on: a built-in one, or the path of your own Python file. Left out, the run's own."""
+    options: dict[str, Any] = {}
+    """Options of that task."""
+
+    @property
+    def holds_out(self) -> bool:
+        """True if training leaves out the prompts of evaluation.
+
+        A run that never evaluates keeps all its data, unless it is told to hold some out.
+        """
+        if self.hold_out is None:
+            return self.every > 0 or bool(self.task)
+        return self.hold_out > 0 or bool(self.task)
+
+    def problems(self) -> list[str]:
+        """Return the conflicts between settings of this section."""
+        if not self.options or self.task:
+            return []
+        return ["evaluation.options has no effect without evaluation.task; remove it, or set the task that it is for"]
 
 
 class RunConfig(Section):
@@ -265,7 +324,7 @@ class RunConfig(Section):
     worker has not finished after half of it is cancelled and generated again. Raise it if feedback comes late, or if
     one answer takes longer than that."""
     sinks: Annotated[tuple[SinkName, ...], FROM_TOML] = ()
-    """Where to send metrics in addition to events.jsonl. A sink that fails does not stop the run."""
+    """Where to send metrics and samples in addition to events.jsonl. A sink that fails does not stop the run."""
     silence: Annotated[float, Field(ge=5)] = 15.0
     """Seconds without a heartbeat after which an engine, worker or rank counts as lost. Raise it on a slow or busy
     machine."""

@@ -34,8 +34,8 @@ class TomlFile:
     """The text of a TOML file, its data, and the line of each key.
 
     >>> file = TomlFile(Path("run.toml"), "steps = 50\\n\\n[sync]\\nevry = 3", {}, frozenset())
-    >>> file.located(["sync.evry is not a setting; did you mean 'every'?"])
-    ["run.toml:4: sync.evry is not a setting; did you mean 'every'?"]
+    >>> file.located(["sync.evry is not a setting; did you mean 'sync.every'?"])
+    ["run.toml:4: sync.evry is not a setting; did you mean 'sync.every'?"]
     """
 
     path: Path

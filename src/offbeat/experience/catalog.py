@@ -8,16 +8,25 @@ Rows are only added, and the first row of an id counts, so an ordinal never chan
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 from numpy.typing import NDArray
 
+from offbeat.experience.lance_table import TAKE_ROWS
 from offbeat.experience.schema import Snapshot, Tables
 
 Ints = NDArray[np.int64]
+
+SUMMARY: Final = [
+    *("oldest_version", "task", "prompt_id", "sources", "scored", "awaited", "reward_mean", "reward_std", "tokens")
+]
+"""The columns that the sampler's index is made of."""
 
 
 class SortedMultimap:
@@ -30,8 +39,9 @@ class SortedMultimap:
     [[0, 1, 1], [1, 0, 2]]
     """
 
-    def __init__(self) -> None:
-        self._runs: list[tuple[Ints, Ints]] = []
+    def __init__(self, pairs: Ints | None = None) -> None:
+        """Start empty, or with what `pairs` returned."""
+        self._runs: list[tuple[Ints, Ints]] = [] if pairs is None or not pairs.size else [(pairs[0], pairs[1])]
 
     def add(self, keys: Ints, rows: Ints) -> None:
         """Add pairs of key and row. Rows of the same key must come in ascending order."""
@@ -45,6 +55,11 @@ class SortedMultimap:
             order = np.argsort(keys, kind="stable")
             run = (keys[order], rows[order])
         self._runs = [*runs, run]  # one assignment, because other threads may be searching
+
+    def pairs(self) -> Ints:
+        """Return all keys and their rows, as two rows of an array in the order of keys."""
+        pairs = np.concatenate([np.empty((2, 0), np.int64), *map(np.stack, self._runs)], axis=1)
+        return np.asarray(pairs[:, np.lexsort(pairs[::-1])])
 
     def keys(self, start: int, stop: int) -> Ints:
         """Return the distinct keys of rows [start, stop)."""
@@ -79,7 +94,37 @@ class Catalog:
         self._dropped_by_event: dict[int, int] = {}
         self.tasks: dict[str, int] = {}
         self.sources: dict[str, int] = {}
+        self._newest: tuple[int, pa.Table] | None = None
         self._reading = threading.Lock()
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the catalog as arrays."""
+        with self._reading:
+            return {
+                "seen": np.array(astuple(self._seen), np.int64),
+                "rows_by_id": self._row_by_id.pairs(),
+                "late_scores_by_row": self._late_score_by_row.pairs(),
+                "repeated": self._repeated,
+                "conflicting": np.array(self.conflicting, np.int64),
+                "dropped_by_event": np.array([*self._dropped_by_event.items()], np.int64).reshape(-1, 2),
+                "tasks": np.array([*self.tasks], np.str_),
+                "sources": np.array([*self.sources], np.str_),
+            }
+
+    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go to `state`, which another process may have saved; raise `ValueError` if it is of another log."""
+        seen, rows_by_id = Snapshot(*state["seen"].tolist()), SortedMultimap(state["rows_by_id"])
+        late_scores = SortedMultimap(state["late_scores_by_row"])
+        ends = [0, seen.groups - 1]
+        ids = self._tables.groups.take(np.array(ends), ["group_id"])["group_id"].to_pylist()
+        if not set(ends) <= set(rows_by_id.find(hashes(ids))[1].tolist()):
+            raise ValueError("it is the index of another log")
+        with self._reading:
+            self._seen, self._row_by_id, self._late_score_by_row = seen, rows_by_id, late_scores
+            self._repeated, self.conflicting = state["repeated"], state["conflicting"].tolist()
+            self._dropped_by_event = dict(state["dropped_by_event"].tolist())
+            self.tasks = {name: code for code, name in enumerate(state["tasks"].tolist())}
+            self.sources = {name: code for code, name in enumerate(state["sources"].tolist())}
 
     def catch_up(self, now: Snapshot) -> None:
         """Read the rows that were added up to `now`."""
@@ -92,22 +137,30 @@ class Catalog:
                 at = self.rows_of(new["group_id"].to_pylist())
                 self._late_score_by_row.add(at, np.arange(seen.scores, now.scores))
             if now.events > seen.events:
-                dropped = self._tables.events.scan(
-                    seen.events, now.events, ["group_id"], "event = 'expired' AND cause = 'feedback'"
-                )
+                new = self._tables.events.scan(seen.events, now.events, ["group_id", "event", "cause"])
+                dropped = new.filter((pc.field("event") == "expired") & (pc.field("cause") == "feedback"))
                 at = self.rows_of(dropped["group_id"].to_pylist())
                 for row, event in zip(at.tolist(), dropped["_rowid"].to_pylist(), strict=True):
                     self._dropped_by_event.setdefault(row, event)
             self._seen = Snapshot(*map(max, astuple(seen), astuple(now)))
 
     def _read_groups(self, start: int, stop: int) -> None:
-        new = self._tables.groups.scan(start, stop, ["group_id", "task", "sources"])
+        few = stop - start <= TAKE_ROWS
+        new = self._tables.groups.scan(start, stop, ["group_id", *(SUMMARY if few else ("task", "sources"))])
+        self._newest = (start, new) if few else None
         ids: list[str] = new["group_id"].to_pylist()
-        hashes, rows = _hashes(ids), np.arange(start, stop)
-        self._row_by_id.add(hashes, rows)
-        self._find_repeats(ids, rows, *self._row_by_id.find(hashes))
+        keys, rows = hashes(ids), np.arange(start, stop)
+        self._row_by_id.add(keys, rows)
+        self._find_repeats(ids, rows, *self._row_by_id.find(keys))
         _assign_codes(self.tasks, new["task"])
         _assign_codes(self.sources, new["sources"].combine_chunks().flatten())
+
+    def summary(self, start: int, stop: int) -> pa.Table:
+        """Return the `SUMMARY` of rows [start, stop). Rows that were new at the last `catch_up` are not read again."""
+        newest = self._newest
+        if newest is not None and newest[0] <= start and stop <= newest[0] + newest[1].num_rows:
+            return newest[1].slice(start - newest[0], stop - start).select(SUMMARY)
+        return self._tables.groups.scan(start, stop, SUMMARY).select(SUMMARY)
 
     def _find_repeats(self, ids: Sequence[str], rows: Ints, at: Ints, found: Ints) -> None:
         """Note which of these rows have an earlier row with the same id."""
@@ -129,7 +182,7 @@ class Catalog:
     def rows_of(self, ids: Sequence[str]) -> Ints:
         """Return the first row of each id, −1 for an id that is not in the log."""
         rows = np.full(len(ids), -1, np.int64)
-        at, found = self._row_by_id.find(_hashes(ids))
+        at, found = self._row_by_id.find(hashes(ids))
         if not len(at):
             return rows
         stored = self._tables.groups.take(found, ["group_id"])["group_id"].to_pylist()
@@ -171,8 +224,11 @@ class Catalog:
         return np.array([self._dropped_by_event.get(row, now.events) < now.events for row in rows.tolist()], np.bool_)
 
 
-def _hashes(ids: Sequence[str]) -> Ints:
-    return np.fromiter(map(hash, ids), np.int64, len(ids))
+def hashes(ids: Sequence[str]) -> Ints:
+    """Return a 64-bit hash of each id: the same in every process."""
+    return np.fromiter(
+        (xxhash.xxh3_64_intdigest(id_.encode(errors="surrogatepass")) for id_ in ids), np.uint64, len(ids)
+    ).view(np.int64)
 
 
 def _assign_codes(codes: dict[str, int], names: pa.ChunkedArray) -> None:

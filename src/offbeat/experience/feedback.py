@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from offbeat.types import Group, Score, Unscorable
+from offbeat.types import Completion, Group, Score, Unscorable
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,25 @@ class LateScore:
     score: Score | Unscorable
     scorer: str = ""
     """The person or program that gave the score."""
+
+
+@dataclass(frozen=True)
+class PendingCompletion:
+    """A completion that waits for a score, its group, and when the group was appended (unix seconds)."""
+
+    group: Group
+    completion: Completion
+    appended_at: float
+
+
+@dataclass(frozen=True)
+class ScoreCard:
+    """The scores of a group as they are now, by completion id; None while one is awaited."""
+
+    group_id: str
+    prompt_id: str
+    task: str
+    scores: dict[str, Score | Unscorable | None]
 
 
 class Overdue(StrEnum):

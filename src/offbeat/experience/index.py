@@ -4,6 +4,7 @@ Groups are identified by their **ordinal** (`catalog.py`), which never changes, 
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -31,8 +32,6 @@ class DrawCounts:
         self._uses = np.zeros(0, np.int32)
         self._last = np.zeros(0, np.int32)
         self._length = 0
-        self.first_open = 0
-        """All groups before this ordinal are closed, so searches start here."""
 
     @property
     def uses(self) -> NDArray[np.int32]:
@@ -51,7 +50,7 @@ class DrawCounts:
 
     def grow(self, length: int) -> None:
         """Extend to `length` groups; the new ones are not drawn yet."""
-        self._uses, self._last = _extended(self._uses, length), _extended(self._last, length, NEVER)
+        self._uses, self._last = extended(self._uses, length), extended(self._last, length, NEVER)
         self._length = max(self._length, length)
 
     def mark(self, ordinals: NDArray[np.int64], k: int, budget: int | None) -> None:
@@ -65,8 +64,6 @@ class DrawCounts:
         """Mark groups that will not be drawn again."""
         self._uses[ordinals] = CLOSED
         self._last[ordinals] = NEVER
-        still_open = self.uses[self.first_open :] != CLOSED
-        self.first_open += int(still_open.argmax()) if still_open.any() else len(still_open)
 
     def runs(self, since: int) -> list[list[int]]:
         """Return the run-length encoding of `uses` and `last`: [first ordinal, count, uses, last] for each run.
@@ -90,7 +87,6 @@ class DrawCounts:
         for first, count, uses, last in runs:
             counts._uses[first : first + count] = uses
             counts._last[first : first + count] = last
-        counts.close(np.zeros(0, np.int64))
         return counts
 
 
@@ -166,6 +162,10 @@ class Columns:
     def __len__(self) -> int:
         return len(self.ordinal)
 
+    def take(self, rows: Sequence[int]) -> "Columns":
+        """Return these rows, in this order."""
+        return Columns(**{name: getattr(self, name)[np.asarray(rows, np.int64)] for name in _DTYPES})
+
 
 class Index:
     """The columns of all groups so far.
@@ -201,14 +201,16 @@ class Index:
             )
         if len(rows) and rows.ordinal.min() < 0:
             raise ValueError(f"an ordinal counts from 0; found {rows.ordinal.min()}")
-        self._length += len(arrivals)
+        end = self._length + len(arrivals)
+        where = slice(self._length, end) if len(arrivals) == len(rows) else rows.ordinal
+        self._length = end
         for name in _DTYPES:
-            self._room[name] = _extended(self._room[name], self._length)
-            self._room[name][rows.ordinal] = getattr(rows, name)
+            self._room[name] = extended(self._room[name], self._length)
+            self._room[name][where] = getattr(rows, name)
         self.columns = Columns(**{name: array[: self._length] for name, array in self._room.items()})
 
 
-def _extended(array: NDArray[Any], length: int, fill: int = 0) -> NDArray[Any]:
+def extended(array: NDArray[Any], length: int, fill: float = 0) -> NDArray[Any]:
     """Return the array with room for `length` entries. Capacity grows by half, so repeated growth is cheap."""
     capacity = len(array)
     if length <= capacity:

@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 from offbeat.errors import LogReadError, LogWriteError
 from offbeat.storage.files import fsync_paths, local_path
 
+TAKE_ROWS: Final = 4_096
+"""Up to so many rows are read by id. A scan looks at every row of the table, so it costs more the longer the log is."""
 COMMIT_RETRIES: Final = 64
 """Commits that may be lost to other writers before an append fails. Each loss means another writer made progress."""
 
@@ -212,6 +214,9 @@ class Table:
                 raise ValueError(
                     f"{stop} rows were requested, but there are {dataset.count_rows()}: is it another log's snapshot?"
                 )
+            if where is None and 0 < stop - start <= TAKE_ROWS:
+                rows = np.arange(start, stop)
+                return _take(dataset, rows, columns).append_column("_rowid", pa.array(rows, pa.uint64()))
             return dataset.to_table(columns=[*columns, "_rowid"], filter=condition).sort_by("_rowid")
 
         return self._read(scan)

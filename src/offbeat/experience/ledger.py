@@ -7,7 +7,7 @@ from step k records `rewound`, which cancels what it recorded for later steps: t
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -163,7 +163,7 @@ def settle(
     >>> print(settle(["a", "b"], events, [("d", "reward")]))
     4 generated = 1 trained + 1 waiting + 1 dropped (1 quarantined) + 1 in flight
     """
-    valid = _without_rewound(events)
+    valid = without_rewound(events)
     fates: dict[str, GroupFate] = {}
     for event in valid:
         if event.event is LedgerEventKind.STARTED:
@@ -192,7 +192,7 @@ def _apply(event: LedgerEvent, before: GroupFate) -> GroupFate:
     return before if before.fate is Fate.TRAINED else GroupFate(_DROP_EVENTS[event.event], cause=event.cause)
 
 
-def _without_rewound(events: Iterable[LedgerEvent]) -> list[LedgerEvent]:
+def without_rewound(events: Iterable[LedgerEvent]) -> list[LedgerEvent]:
     """Return the events that no rewind cancels, in order."""
     kept: list[LedgerEvent] = []
     for event in events:
@@ -202,6 +202,40 @@ def _without_rewound(events: Iterable[LedgerEvent]) -> list[LedgerEvent]:
         else:
             kept.append(event)
     return kept
+
+
+@dataclass(frozen=True)
+class LedgerScope:
+    """The part of a log that belongs to one run: the groups it owns, and those that its trainer used, from any source.
+
+    >>> scope = LedgerScope("trainer a", lambda group_id: group_id.startswith("g a-"))
+    >>> events = [LedgerEvent("imported", LedgerEventKind.TRAINED, step=1, by="trainer a"),
+    ...           LedgerEvent("g a-0", LedgerEventKind.TRAINED, step=1, by="trainer b")]
+    >>> stored, events, _ = scope.restrict(["imported", "g a-0", "g b-0"], events, [])
+    >>> print(settle(stored, events))
+    2 generated = 1 trained + 1 waiting + 0 dropped (none) + 0 in flight
+    """
+
+    consumer: str
+    """The name of the run's trainer. Names of trainers begin with `trainer`, those of workers do not."""
+    owns: Callable[[str], bool]
+    """True for the id of a group that belongs to the run, used or not."""
+
+    def restrict(
+        self, stored: Iterable[str], events: Iterable[LedgerEvent], refused: Iterable[tuple[str, str]]
+    ) -> tuple[list[str], list[LedgerEvent], list[tuple[str, str]]]:
+        """Return the arguments of `settle`, without what belongs to other runs."""
+        events = list(events)
+        used = {one.group_id for one in without_rewound(events) if one.by == self.consumer}
+
+        def kept(group_id: str) -> bool:
+            return group_id in used or self.owns(group_id)
+
+        return (
+            [one for one in stored if kept(one)],
+            [e for e in events if e.by == self.consumer or (not e.by.startswith("trainer") and kept(e.group_id))],
+            [one for one in refused if kept(one[0])],
+        )
 
 
 @dataclass(frozen=True)

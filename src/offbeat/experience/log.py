@@ -30,12 +30,14 @@ import pyarrow as pa
 
 from offbeat.experience.background import Committer, after_all, wait
 from offbeat.experience.feedback import Deadline, LateScore, Overdue
+from offbeat.experience.importing.records import SourceRecord
 from offbeat.experience.lance_table import Table
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason, quarantine_rows, refused
 from offbeat.experience.reader import LogReader
 from offbeat.experience.rows import group_rows
 from offbeat.experience.schema import EVENTS, SCORES, Tables, digest, score_fields
+from offbeat.experience.score_join import FeedbackTally, ScoreJoin
 from offbeat.experience.validation import ValidationRules, group_named_by, validate_group, validate_late_score
 from offbeat.types import Group
 
@@ -190,6 +192,26 @@ class ExperienceLog(LogReader):
         ids = tuple(late.completion_id for late in accepted)
         return wait(after_all(waiting, Receipt(ids, refused=tuple(refusals))))
 
+    def feedback(self, rows: Iterable[Mapping[str, object]], *, replace: bool = False) -> FeedbackTally:
+        """Append late feedback given as plain rows, joined by your own ids, and say what became of each row.
+
+        A row names a completion, with its group if several groups have one of that name, and its score. A score that
+        the log has counts as known; another one is refused, unless `replace` is True. See `score_join.py`.
+
+        >>> import tempfile
+        >>> from offbeat.types import UNKNOWN, Completion, Prompt
+        >>> answer = Completion("a17", [4, 2], UNKNOWN, source="human")
+        >>> group = Group("ticket-81", Prompt(id="p", token_ids=[1], task="support"), (answer,))
+        >>> with tempfile.TemporaryDirectory() as place, ExperienceLog.open(place) as log:
+        ...     _ = log.append([group])
+        ...     waiting = [one.completion.id for one in log.pending()]
+        ...     tally = log.feedback([{"answer_id": "a17", "score": 1.0}, {"answer_id": "a18", "score": 1.0}])
+        >>> waiting, tally.new, tally.examples["unknown-completion"]
+        (['a17'], 1, ["row 2: there is no completion 'a18' in this log"])
+        """
+        records = (SourceRecord(f"row {number}", dict(row)) for number, row in enumerate(rows, 1))
+        return ScoreJoin(replace=replace, rules=self._rules).run(self, records)
+
     def record(self, events: Iterable[LedgerEvent]) -> None:
         """Append events to the ledger and wait until they are on disk.
 
@@ -212,7 +234,7 @@ class ExperienceLog(LogReader):
 
         The decision is written into the log, so it is the same for every reader and after every resume.
         """
-        overdue = self.unripe(appended_before=now - deadline.seconds)
+        overdue = list(self.unripe(appended_before=now - deadline.seconds))
         if deadline.then is Overdue.DROP:
             self.record(
                 LedgerEvent(group.id, LedgerEventKind.EXPIRED, cause="feedback", by=self._writer) for group in overdue

@@ -1,8 +1,9 @@
 """Quarantine: what validation refused, stored with the reason and as JSON."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Final, Literal
 
@@ -13,6 +14,9 @@ from offbeat.experience.schema import QUARANTINE
 
 MAX_PAYLOAD: Final = 4_194_304
 """Characters of a payload. A longer payload is cut and marked as cut."""
+
+MAX_EXAMPLES: Final = 3
+"""Examples kept for each reason."""
 
 Kind = Literal["group", "score"]
 
@@ -57,13 +61,15 @@ class RefusalReason(StrEnum):
     SIZE = "size"
     """More completions, tokens or text than the rules allow."""
     CONFLICT = "conflict"
-    """The log has a group with this id and different content."""
+    """The log has a group with this id and different content, or this completion with another score."""
     UNKNOWN_GROUP = "unknown-group"
     """Late feedback for a group that is not in the log."""
     UNKNOWN_COMPLETION = "unknown-completion"
     """Late feedback for a completion that its group does not have."""
+    AMBIGUOUS = "ambiguous"
+    """Late feedback by an id that several completions have."""
     UNREADABLE = "unreadable"
-    """Imported rows that cannot be converted to a group."""
+    """Imported rows that cannot be converted to a group, or feedback that cannot be converted to a score."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,34 @@ class Refusal:
 
     reason: RefusalReason
     detail: str
+
+
+OnRefusal = Callable[[str, Refusal], None]
+"""Called with the position of what was refused, for example "rows.jsonl, line 7", and why."""
+
+
+@dataclass(kw_only=True)
+class RefusalTally:
+    """Counts refusals by reason, and keeps the first few of each as examples."""
+
+    refused: Counter[RefusalReason] = field(default_factory=Counter)
+    examples: dict[RefusalReason, list[str]] = field(default_factory=dict)
+    on_refusal: OnRefusal = field(default=lambda _, __: None, repr=False, compare=False)
+
+    def refuse(self, where: str, refusal: Refusal) -> None:
+        """Count a refusal."""
+        self.refused[refusal.reason] += 1
+        examples = self.examples.setdefault(refusal.reason, [])
+        if len(examples) < MAX_EXAMPLES:
+            examples.append(f"{where}: {refusal.detail}")
+        self.on_refusal(where, refusal)
+
+    def refusals(self) -> list[str]:
+        """Return lines with the count of each reason and its examples, the most frequent first."""
+        lines = []
+        for reason, count in self.refused.most_common():
+            lines += [f"  {reason}: {count}", *(f"    {example}" for example in self.examples[reason])]
+        return lines
 
 
 class RefusedError(Exception):

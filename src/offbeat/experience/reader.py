@@ -1,7 +1,7 @@
 """Reading the log: snapshots, groups with their late scores, the sampler's rows, the ledger and the totals."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -10,22 +10,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offbeat.errors import LogReadError
-from offbeat.experience.catalog import Catalog, Ints
-from offbeat.experience.feedback import merge
+from offbeat.experience.catalog import SUMMARY, Catalog, Ints
+from offbeat.experience.feedback import PendingCompletion, ScoreCard, merge
 from offbeat.experience.index import NO_VERSION, Columns, prompt_key
-from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, LogStats, compute_stats, settle
+from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, LedgerScope, LogStats, compute_stats, settle
 from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason
 from offbeat.experience.rows import READ, groups_from, reward_figures
-from offbeat.experience.schema import Snapshot, Tables, digest, score_from
+from offbeat.experience.schema import Snapshot, Tables, digest
+from offbeat.experience.score_index import ScoreIndex
+from offbeat.experience.usage import LogUses, count_uses
 from offbeat.storage.files import local_path
-from offbeat.types import Group, Score, Unscorable
+from offbeat.types import Group
 
-Scores = dict[str, Score | Unscorable]
-"""By completion id."""
-
-_SUMMARY: Final = [
-    *("oldest_version", "task", "prompt_id", "sources", "scored", "awaited", "reward_mean", "reward_std", "tokens")
-]
 _SOURCE_BITS: Final = 31
 """All sources from this number on share one bit."""
 
@@ -35,7 +31,7 @@ class LogReader:
 
     >>> import tempfile
     >>> from offbeat.experience.log import ExperienceLog
-    >>> from offbeat.types import UNKNOWN, Completion, Prompt
+    >>> from offbeat.types import UNKNOWN, Completion, Prompt, Score
     >>> answer = Completion("g7/0", [4, 2], UNKNOWN, source="human", score=Score(1.0))
     >>> with tempfile.TemporaryDirectory() as place:
     ...     with ExperienceLog.open(place) as log:
@@ -47,7 +43,8 @@ class LogReader:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self._catalog = Catalog(tables)
+        self.catalog = Catalog(tables)
+        self._scores = ScoreIndex(tables, self.catalog)
 
     @classmethod
     def open(cls, uri: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> "LogReader":
@@ -60,24 +57,24 @@ class LogReader:
 
     def _catch_up(self, snapshot: Snapshot | None) -> Snapshot:
         now = self.snapshot() if snapshot is None else snapshot
-        self._catalog.catch_up(now)
+        self.catalog.catch_up(now)
         return now
 
     @property
     def tasks(self) -> list[str]:
         """Task names in the order of their numbers in `Columns.task`."""
-        return list(self._catalog.tasks)
+        return list(self.catalog.tasks)
 
     @property
     def sources(self) -> list[str]:
         """Source names in the order of their bits in `Columns.sources`."""
-        return list(self._catalog.sources)
+        return list(self.catalog.sources)
 
     def find(self, group_ids: Sequence[str], snapshot: Snapshot | None = None) -> Ints:
         """Return the ordinal of each group, −1 for a group that is not in the log."""
         now = self._catch_up(snapshot)
-        rows = self._catalog.rows_of(group_ids)
-        return np.where((rows >= 0) & (rows < now.groups), self._catalog.ordinals(rows), -1)
+        rows = self.catalog.rows_of(group_ids)
+        return np.where((rows >= 0) & (rows < now.groups), self.catalog.ordinals(rows), -1)
 
     def read(self, which: Sequence[int] | Sequence[str] | Ints, snapshot: Snapshot | None = None) -> list[Group]:
         """Return groups by ordinal or by id, in the given order, with late scores filled in."""
@@ -88,7 +85,7 @@ class LogReader:
             ordinals = self.find(ids, now)
             if (ordinals < 0).any():
                 raise LogReadError(f"there is no group {ids[int(np.argmin(ordinals))]!r} in this log")
-        rows = self._catalog.rows_at(ordinals.astype(np.int64))
+        rows = self.catalog.rows_at(ordinals.astype(np.int64))
         if len(rows) and (int(ordinals.min()) < 0 or int(rows.max()) >= now.groups):
             raise LogReadError(
                 f"ordinals {ordinals.min()} … {ordinals.max()} were requested; the snapshot has {self.size(now)} groups"
@@ -98,53 +95,61 @@ class LogReader:
     def size(self, snapshot: Snapshot | None = None) -> int:
         """Return the number of groups, without repeated rows."""
         now = self._catch_up(snapshot)
-        return now.groups - self._catalog.count_repeats(now)
+        return now.groups - self.catalog.count_repeats(now)
 
     def groups(self, snapshot: Snapshot | None = None, *, at_once: int = 256) -> Iterator[Group]:
         """Yield every group in commit order, reading `at_once` rows at a time."""
         now = self._catch_up(snapshot)
         for start in range(0, now.groups, at_once):
             rows = np.arange(start, min(start + at_once, now.groups))
-            yield from self._groups(self._catalog.without_repeats(rows), now)
+            yield from self._groups(self.catalog.without_repeats(rows), now)
 
     def _groups(self, rows: Ints, now: Snapshot) -> list[Group]:
         if not len(rows):
             return []
         groups = groups_from(self.tables.groups.take(rows, READ))
-        late = self._late_scores(rows, now)
+        late = self._scores.late(rows, now)
         return [merge(group, late[i]) if i in late else group for i, group in enumerate(groups)]
 
-    def unripe(self, *, appended_before: float, snapshot: Snapshot | None = None) -> list[Group]:
-        """Return groups appended before that time (unix seconds) that lack feedback and that no deadline dropped."""
+    def score_cards(self, group_ids: Sequence[str]) -> list[ScoreCard | None]:
+        """Return the scores of each group as they are now, None for a group that is not in the log."""
+        return self._scores.of_groups(group_ids, self._catch_up(None))
+
+    def score_cards_with(self, completion_ids: Sequence[str]) -> list[list[ScoreCard]]:
+        """Return for each id the score cards of all groups that have a completion of this id."""
+        return self._scores.with_completions(completion_ids, self._catch_up(None))
+
+    def unripe(self, *, appended_before: float, snapshot: Snapshot | None = None) -> Iterator[Group]:
+        """Yield groups appended before that time (unix seconds) that lack feedback and that no deadline dropped."""
+        for group, _ in self._unripe(f"appended_at <= {appended_before!r}", snapshot):
+            yield group
+
+    def pending(self, snapshot: Snapshot | None = None) -> Iterator[PendingCompletion]:
+        """Yield every completion that waits for a score, in commit order. Groups dropped by a deadline do not wait."""
+        for group, appended_at in self._unripe("true", snapshot):
+            for completion in group.completions:
+                if completion.score is None:
+                    yield PendingCompletion(group, completion, appended_at)
+
+    def _unripe(self, where: str, snapshot: Snapshot | None, at_once: int = 256) -> Iterator[tuple[Group, float]]:
         now = self._catch_up(snapshot)
-        found = self.tables.groups.scan(0, now.groups, [], f"awaited > 0 AND appended_at <= {appended_before!r}")
-        rows = self._catalog.without_repeats(_ints(found["_rowid"]))
-        rows = rows[~self._catalog.dropped_by_deadline(rows, now)]
-        return [group for group in self._groups(rows, now) if not group.scored]
+        found = self.tables.groups.scan(0, now.groups, ["appended_at"], f"awaited > 0 AND {where}")
+        appended = dict(zip(_ints(found["_rowid"]).tolist(), found["appended_at"].to_pylist(), strict=True))
+        rows = self.catalog.without_repeats(_ints(found["_rowid"]))
+        rows = rows[~self.catalog.dropped_by_deadline(rows, now)]
+        for start in range(0, len(rows), at_once):
+            some = rows[start : start + at_once]
+            for row, group in zip(some.tolist(), self._groups(some, now), strict=True):
+                if not group.scored:
+                    yield group, appended[row]
 
     def _tasks_and_completions(self, group_ids: Sequence[str]) -> list[tuple[str, list[str]] | None]:
         """Return the task and completion ids of each group, or None for a group that is not in the log."""
         self._catch_up(None)
-        rows = self._catalog.rows_of(group_ids)
+        rows = self.catalog.rows_of(group_ids)
         stored = self.tables.groups.take(rows[rows >= 0], ["task", "completion_ids"])
         known = zip(stored["task"].to_pylist(), stored["completion_ids"].to_pylist(), strict=True)
         return [next(known) if row >= 0 else None for row in rows.tolist()]
-
-    def _late_scores(self, rows: Ints, now: Snapshot) -> dict[int, Scores]:
-        """Return late scores by position in `rows`. The last one for a completion counts."""
-        at, found = self._catalog.late_scores(rows, now)
-        if not len(at):
-            return {}
-        columns = ["completion_id", "reward", "unscorable", "detail", "breakdown"]
-        stored = self.tables.scores.take(found, columns)
-        late: dict[int, Scores] = {}
-        for position, (completion_id, *fields) in zip(
-            at.tolist(), zip(*(stored[c].to_pylist() for c in columns), strict=True), strict=True
-        ):
-            score = score_from(*fields)
-            assert score is not None  # validation refuses empty feedback
-            late.setdefault(position, {})[completion_id] = score
-        return late
 
     def filter(
         self,
@@ -164,7 +169,7 @@ class LogReader:
         if versions is not None:
             conditions.append(f"oldest_version >= {int(versions[0])} AND oldest_version <= {int(versions[1])}")
         found = self.tables.groups.scan(0, now.groups, [], " AND ".join(conditions))
-        return self._catalog.ordinals(self._catalog.without_repeats(_ints(found["_rowid"])))
+        return self.catalog.ordinals(self.catalog.without_repeats(_ints(found["_rowid"])))
 
     def index_since(self, cursor: Snapshot | None, until: Snapshot | None = None) -> tuple[Columns, Snapshot]:
         """Return what to feed a sampler: groups that are new or got feedback after `cursor`, and the next cursor.
@@ -173,14 +178,13 @@ class LogReader:
         """
         now = self._catch_up(until)
         since = cursor or Snapshot()
-        changed = self._catalog.scored_between(since.scores, now.scores)
+        changed = self.catalog.scored_between(since.scores, now.scores)
         changed = changed[changed < since.groups]
-        new = self._catalog.without_repeats(np.arange(since.groups, now.groups))
-        parts = [self.tables.groups.take(changed, _SUMMARY)] if len(changed) else []
+        new = self.catalog.without_repeats(np.arange(since.groups, now.groups))
+        parts = [self.tables.groups.take(changed, SUMMARY)] if len(changed) else []
         if len(new):
-            scanned = self.tables.groups.scan(since.groups, now.groups, _SUMMARY)
-            keep = np.isin(_ints(scanned["_rowid"]), new)
-            parts.append(scanned.select(_SUMMARY).filter(pa.array(keep)))
+            summary = self.catalog.summary(since.groups, now.groups)
+            parts.append(summary if len(new) == summary.num_rows else summary.take(pa.array(new - since.groups)))
         rows = np.concatenate([changed, new])
         return self._columns(rows, parts, now), now
 
@@ -194,15 +198,15 @@ class LogReader:
         values = {name: np.nan_to_num(array) for name, array in values.items()}
         self._apply_late_scores(rows, values, now)
         sources = summary["sources"].combine_chunks()
-        bits = np.array([1 << min(code, _SOURCE_BITS) for code in self._catalog.sources.values()], np.uint32)
-        per_completion = bits[_codes(sources.flatten(), self._catalog.sources)]
+        bits = np.array([1 << min(code, _SOURCE_BITS) for code in self.catalog.sources.values()], np.uint32)
+        per_completion = bits[_codes(sources.flatten(), self.catalog.sources)]
         sizes = sources.value_lengths().to_numpy()
         return Columns(
-            ordinal=self._catalog.ordinals(rows),
+            ordinal=self.catalog.ordinals(rows),
             oldest_version=summary["oldest_version"].fill_null(NO_VERSION).to_numpy(),
-            task=_codes(summary["task"], self._catalog.tasks).astype(np.uint16),
+            task=_codes(summary["task"], self.catalog.tasks).astype(np.uint16),
             sources=np.bitwise_or.reduceat(per_completion, np.cumsum(sizes) - sizes),
-            ripe=(values["awaited"] == 0) & ~self._catalog.dropped_by_deadline(rows, now),
+            ripe=(values["awaited"] == 0) & ~self.catalog.dropped_by_deadline(rows, now),
             completions=sizes.astype(np.uint16),
             scored=values["scored"].astype(np.uint16),
             reward_mean=values["reward_mean"].astype(np.float32),
@@ -213,39 +217,47 @@ class LogReader:
 
     def _apply_late_scores(self, rows: Ints, values: dict[str, NDArray[np.generic]], now: Snapshot) -> None:
         """Update the figures of groups that got late scores; the stored ones are from the append."""
-        late = self._late_scores(rows, now)
-        if not late:
-            return
-        at = np.array(sorted(late), np.int64)
-        stored = self.tables.groups.take(rows[at], ["completion_ids", "rewards", "unscorable"])
-        for i, ids, rewards, reasons in zip(
-            at.tolist(), *(stored[c].to_pylist() for c in stored.column_names), strict=True
-        ):
-            feedback = {n: score_from(r, u, "", None) for n, r, u in zip(ids, rewards, reasons, strict=True)} | late[i]
-            scored, mean, std = reward_figures(feedback.values())
+        at = np.unique(self.catalog.late_scores(rows, now)[0])
+        for i, card in zip(at.tolist(), self._scores.cards(rows[at], now), strict=True):
+            scored, mean, std = reward_figures(card.scores.values())
             values["scored"][i] = scored
-            values["awaited"][i] = sum(score is None for score in feedback.values())
+            values["awaited"][i] = sum(score is None for score in card.scores.values())
             values["reward_mean"][i] = mean or 0.0
             values["reward_std"][i] = std or 0.0
 
-    def ledger(self, snapshot: Snapshot | None = None) -> Ledger:
-        """Compute the fate of every group from the log alone."""
+    def ledger(self, snapshot: Snapshot | None = None, scope: LedgerScope | None = None) -> Ledger:
+        """Compute the fate of every group from the log alone; of the groups in `scope` if it is given."""
         now = self._catch_up(snapshot)
-        rows = self._catalog.without_repeats(np.arange(now.groups))
+        rows = self.catalog.without_repeats(np.arange(now.groups))
         stored = self.tables.groups.scan(0, now.groups, ["group_id"])["group_id"].to_numpy()[rows]
         columns = ["group_id", "event", "step", "cause", "by", "drift", "ess"]
         recorded = self.tables.events.scan(0, now.events, columns)
-        events = (
+        events: Iterable[LedgerEvent] = (
             LedgerEvent(group, LedgerEventKind(event), *fields)
             for group, event, *fields in zip(*(recorded[c].to_pylist() for c in columns), strict=True)
         )
         refusals = self.tables.quarantine.scan(0, now.quarantine, ["group_id", "reason"], "kind = 'group'")
-        refused = (
+        refused: Iterable[tuple[str, str]] = (
             (group or f"(refused without an id, row {row})", reason)
             for group, reason, row in zip(*(refusals[c].to_pylist() for c in refusals.column_names), strict=True)
         )
-        conflicts = sum(row < now.groups for row in self._catalog.conflicting)
-        return settle(stored, events, refused, repeated=self._catalog.count_repeats(now), conflicts=conflicts)
+        if scope is not None:
+            stored, events, refused = scope.restrict(stored.tolist(), events, refused)
+        conflicts = sum(row < now.groups for row in self.catalog.conflicting)
+        return settle(stored, events, refused, repeated=self.catalog.count_repeats(now), conflicts=conflicts)
+
+    def uses(self) -> LogUses:
+        """Count how often groups were trained on, by trainer and by task."""
+        now = self._catch_up(None)
+        columns = ["group_id", "event", "step", "by"]
+        recorded = self.tables.events.scan(0, now.events, columns, "event = 'trained' OR event = 'rewound'")
+        events = [
+            LedgerEvent(group, LedgerEventKind(event), step, by=by)
+            for group, event, step, by in zip(*(recorded[c].to_pylist() for c in columns), strict=True)
+        ]
+        stored = self.tables.groups.scan(0, now.groups, ["group_id", "task"]) if events else None
+        tasks = zip(stored["group_id"].to_pylist(), stored["task"].to_pylist(), strict=True) if stored else ()
+        return count_uses(events, dict(tasks))
 
     def quarantined(self, snapshot: Snapshot | None = None) -> list[QuarantineEntry]:
         """Return what validation refused, in commit order."""

@@ -11,57 +11,18 @@ snapshot of the log and `state()` in a checkpoint give an exact resume.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from offbeat.experience.index import CLOSED, NO_VERSION, Columns, DrawCounts, Index
-from offbeat.experience.modes import Candidates, EpochPosition, Mode
+from offbeat.experience.index import CLOSED, Columns, DrawCounts, Index
+from offbeat.experience.limits import Cause, RetireCause, SamplerLimits
+from offbeat.experience.modes import EpochPosition, Mode
+from offbeat.experience.places import Candidates, GroupPlaces, Place
 from offbeat.experience.priors import Prior, PromptPriors
 from offbeat.types import GroupDrift, Json
 
 STATE_FORMAT: Final = 2
-
-Cause = Literal["expired", "too-small", "zero-variance"]
-RetireCause = Literal["drift", "ess", "age", "refused"]
-
-
-@dataclass(frozen=True)
-class SamplerLimits:
-    """The limits of a draw in every mode."""
-
-    batch: int
-    """Groups in a batch."""
-    max_lag: int | None = None
-    """A group that was never drawn expires when k − its oldest version exceeds this. One without a policy version never
-    does. Groups that were drawn have the `retire` limits."""
-    drop_zero_variance: bool = False
-    """Drop groups whose rewards are all equal. By default the objective masks them."""
-    variance_tolerance: float = 1e-6
-    """A standard deviation up to this counts as zero."""
-    tasks: frozenset[int] | None = None
-    """Numbers of the tasks to draw from; None means all. Groups of other tasks stay waiting and are not dropped."""
-    sources: int | None = None
-    """Bits of the sources to draw from, at least one of which a group needs; None means all."""
-    retire_drift: float | None = None
-    """A drawn group is not drawn again once its measured drift exceeds this; None for no limit."""
-    retire_ess: float | None = None
-    """A drawn group is not drawn again once its measured effective sample size is below this; None for no limit."""
-    retire_age: int | None = None
-    """A drawn group is not drawn again once k − its oldest version exceeds this; None for no limit."""
-
-    def exceeded(self, found: GroupDrift) -> RetireCause | None:
-        """Return which limit a measured group is beyond, or None."""
-        if self.retire_drift is not None and found.tv > self.retire_drift:
-            return "drift"
-        return "ess" if self.retire_ess is not None and found.ess < self.retire_ess else None
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"batch = {self.batch} must be at least 1 group")
-        if self.max_lag is not None and self.max_lag < 0:
-            raise ValueError(f"max_lag = {self.max_lag} must be at least 0 (only the current version), or None")
 
 
 @dataclass(frozen=True)
@@ -93,7 +54,7 @@ class Draw:
     replayed: tuple[bool, ...]
     """True for each group that the mode chose as a past group."""
     lags: tuple[int | None, ...]
-    """k − oldest version of each group; None for a group without a policy version."""
+    """k − oldest version of each group; None for a group without a version of this run's policy."""
     dropped: tuple[Dropped, ...]
     """Groups dropped since the last call."""
     retired: tuple[Retired, ...] = ()
@@ -137,11 +98,13 @@ class Sampler:
         self._counts = DrawCounts()
         self._position = EpochPosition()
         self._k = -1
+        self._places = GroupPlaces(mode, limits, self._index, self._counts)
 
     def feed(self, rows: Columns) -> None:
         """Add new groups, and feedback for earlier ones."""
         self._index.feed(rows)
         self._counts.grow(len(self._index))
+        self._places.feed(rows.ordinal, self._k + 1)
 
     def draw(self, k: int, *, at_least: int | None = None) -> Draw | Waiting:
         """Return the batch for the step that starts from π_k, or how many groups are missing.
@@ -156,13 +119,14 @@ class Sampler:
             )
         dropped = self._drop(k)
         candidates = self._candidates(k)
+        available = self._mode.available(candidates)
+        if available < (self._limits.batch if at_least is None else at_least):
+            return Waiting(k, self._limits.batch - available, self._places.count(Place.COOLING), dropped)
         chosen = self._mode.choose(candidates, self._position)
-        ordinals = np.concatenate([chosen.fresh, chosen.past])
-        if len(ordinals) < (self._limits.batch if at_least is None else at_least):
-            cooling = candidates.eligible & ~candidates.rested(self._mode.cooldown)
-            return Waiting(k, self._limits.batch - len(ordinals), int(cooling.sum()), dropped)
+        ordinals = np.array([*chosen.fresh, *chosen.past], np.int64)
         first = self._counts.uses[ordinals] == 0
         self._counts.mark(ordinals, k, self._mode.reuse_budget)
+        self._places.drawn(ordinals, first)
         self._k, self._position = k, chosen.position
         retired, self._retired = tuple(self._retired), []
         versions = self._index.columns.oldest_version[ordinals].tolist()
@@ -170,7 +134,7 @@ class Sampler:
             k,
             ordinals=tuple(ordinals.tolist()),
             replayed=(False,) * len(chosen.fresh) + (True,) * len(chosen.past),
-            lags=tuple(None if version == NO_VERSION or version > k else k - version for version in versions),
+            lags=tuple(k - version if self._mode.own_versions and 0 <= version <= k else None for version in versions),
             dropped=dropped,
             retired=retired,
             priors=() if self._priors is None else tuple(self._priors.draw(k, self._index.columns, ordinals, first)),
@@ -197,18 +161,24 @@ class Sampler:
         """Do not draw these groups again."""
         still_open = [ordinal for ordinal in ordinals if self._counts.uses[ordinal] != CLOSED]
         self._retired += [Retired(ordinal, cause) for ordinal in still_open]
-        self._counts.close(np.array(still_open, np.int64))
+        self._close(still_open)
 
     def again(self) -> None:
         """Allow another draw at the last k, because its batch was not trained on. Its groups still count as drawn."""
         self._k -= 1
 
-    def waiting_versions(self, k: int) -> NDArray[np.int32]:
-        """Return the policy versions of groups that could be drawn at k and never were, the oldest first."""
-        found = self._candidates(k)
-        undrawable = np.logical_or.reduce(list(self._undrawable(k, found.start).values()))
-        waiting = found.eligible & (found.uses == 0) & (found.oldest_version != NO_VERSION) & ~undrawable
-        return np.sort(found.oldest_version[waiting])
+    def waiting(self, k: int) -> dict[int, int]:
+        """Return the number of new groups that could be drawn at k, by version, the oldest first."""
+        return self._places.waiting(k)
+
+    def waiting_count(self, k: int) -> int:
+        """Return the number of new groups that could be drawn at k."""
+        return self._places.waiting_count(k)
+
+    @property
+    def unripe(self) -> int:
+        """The number of groups that wait for a score and could be drawn once it has arrived."""
+        return self._places.count(Place.UNRIPE)
 
     def state(self) -> dict[str, Json]:
         """Return the state as JSON for the checkpoint. It grows with the groups that can still be drawn."""
@@ -222,13 +192,16 @@ class Sampler:
             "walk": [at.epoch, at.population, at.position, *at.deferred],
             "retired": [[one.ordinal, one.cause] for one in self._retired],
             "priors": None if self._priors is None else self._priors.state(),
+            "bases": None if self._places.past is None else [*self._places.past.bases],
         }
 
-    def restore(self, state: dict[str, Json]) -> None:
-        """Restore `state`. Feed the columns of its snapshot first."""
+    def restore(self, state: dict[str, Json], rows: Sequence[Columns] = ()) -> None:
+        """Restore `state`. The columns of its snapshot are in `rows`, or were fed before."""
         for name, value in self._identity().items():
             if state.get(name) != value:
                 raise ValueError(f"the sampler's state has {name} = {state.get(name)!r}, this sampler has {value!r}")
+        for some in rows:
+            self._index.feed(some)
         groups = cast(int, state["groups"])
         if groups > len(self._index):
             raise ValueError(
@@ -239,77 +212,44 @@ class Sampler:
         self._counts = DrawCounts.from_runs(len(self._index), cast(list[list[int]], state["runs"]))
         self._position = EpochPosition(epoch, population, position, tuple(deferred)).with_order(self._seed)
         self._k = cast(int, state["k"])
+        self._places = GroupPlaces(self._mode, self._limits, self._index, self._counts)
+        if self._places.past is not None and state.get("bases") is not None:  # 0.1.0 had none
+            self._places.past.bases = cast(tuple[float, float], tuple(cast(list[float], state["bases"])))
+        self._places.feed(np.arange(len(self._index)), self._k + 1)
         retired = cast(list[tuple[int, RetireCause]], state["retired"])
         self._retired = [Retired(ordinal, cause) for ordinal, cause in retired]
-        if self._priors is not None:
+        if self._priors is not None and state["priors"] is not None:  # 0.1.0 kept none
             self._priors.restore(state["priors"])
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of all groups so far."""
+        return self._index.columns
 
     @property
     def nbytes(self) -> int:
         """Bytes held for the index, the draw counts and the order of an epoch."""
-        return self._index.nbytes + self._counts.nbytes + self._position.order.nbytes
+        return self._index.nbytes + self._counts.nbytes + self._places.nbytes + self._position.order.nbytes
 
     def _identity(self) -> dict[str, Json]:
         return {"format": STATE_FORMAT, "mode": type(self._mode).__name__.lower(), "seed": self._seed}
 
     def _drop(self, k: int) -> tuple[Dropped, ...]:
         """Close groups that can no longer be drawn, and return those that were never drawn."""
-        self._retire_by_age(k)
-        start = self._counts.first_open
-        selected = self._selected(start)
-        dropped: dict[int, Cause] = {}
-        for cause, undrawable in self._undrawable(k, start).items():
-            found = start + np.flatnonzero(undrawable & selected & (self._counts.uses[start:] != CLOSED))
-            dropped |= dict.fromkeys(found[self._counts.uses[found] == 0].tolist(), cause)
-            self._counts.close(found)
-        return tuple(Dropped(ordinal, dropped[ordinal]) for ordinal in sorted(dropped))
+        self._places.rest(k)
+        # Sorted, because a restored sampler has learned of them in another order.
+        self.retire([one for one in sorted(self._places.too_old(k)) if self._counts.uses[one] > 0], "age")
+        found = self._places.undrawable(k)
+        dropped = tuple(Dropped(one, found[one]) for one in sorted(found) if self._counts.uses[one] == 0)
+        self._close(list(found))
+        return dropped
 
-    def _retire_by_age(self, k: int) -> None:
-        if self._limits.retire_age is None:
-            return
-        start = self._counts.first_open
-        version, uses = self._index.columns.oldest_version[start:], self._counts.uses[start:]
-        too_old = (uses > 0) & (version != NO_VERSION) & (version < k - self._limits.retire_age)
-        self.retire((start + np.flatnonzero(too_old)).tolist(), "age")
-
-    def _undrawable(self, k: int, start: int) -> dict[Cause, NDArray[np.bool_]]:
-        """Return masks of the groups from `start` on that can never be drawn, by cause. The first cause counts."""
-        limits, rows, never_drawn = self._limits, self._index.columns, self._counts.uses[start:] == 0
-        ripe, version = rows.ripe[start:], rows.oldest_version[start:]
-        causes: dict[Cause, NDArray[np.bool_]] = {}
-        if limits.max_lag is not None:
-            causes["expired"] = never_drawn & (version != NO_VERSION) & (version < k - limits.max_lag)
-        causes["too-small"] = ripe & (rows.scored[start:] < 2)
-        if limits.drop_zero_variance:
-            causes["zero-variance"] = ripe & (rows.reward_std[start:] <= limits.variance_tolerance)
-        return causes
-
-    def _selected(self, start: int) -> NDArray[np.bool_]:
-        """Return a mask of the groups from `start` on with a task and a source to draw from."""
-        limits, rows = self._limits, self._index.columns
-        selected = np.ones(len(self._index) - start, np.bool_)
-        if limits.tasks is not None:
-            selected &= np.isin(rows.task[start:], sorted(limits.tasks))
-        if limits.sources is not None:
-            selected &= (rows.sources[start:] & np.uint32(limits.sources)) != 0
-        return selected
+    def _close(self, ordinals: Sequence[int]) -> None:
+        closed = np.array(ordinals, np.int64)
+        self._counts.close(closed)
+        self._places.closed(closed)
 
     def _candidates(self, k: int) -> Candidates:
-        start, rows = self._counts.first_open, self._index.columns
-        uses, version = self._counts.uses[start:], rows.oldest_version[start:]
-        oldest = NO_VERSION if self._limits.max_lag is None else k - self._limits.max_lag
-        reached = version <= k if self._mode.own_versions else np.ones(len(version), np.bool_)
-        return Candidates(
-            k,
-            batch=self._limits.batch,
-            seed=self._seed,
-            start=start,
-            # After a resume the log may have groups of versions that the run has not reached again; they are for later.
-            eligible=(uses != CLOSED) & rows.ripe[start:] & self._selected(start) & reached,
-            last_chance=(version != NO_VERSION) & (version <= oldest),
-            uses=uses,
-            last=self._counts.last[start:],
-            oldest_version=version,
-            reward_mean=rows.reward_mean[start:],
-            reward_std=rows.reward_std[start:],
-        )
+        max_lag = self._limits.max_lag
+        last_chances = 0 if max_lag is None else sum(self._places.new.counts(0, k - max_lag).values())
+        return Candidates(k, self._limits.batch, self._seed, len(self._index), last_chances, self._places)

@@ -2,13 +2,18 @@
 
 At vocabulary 49,152 the logits of 4,096 tokens take more memory than a 135M-parameter model. Here they exist for one
 chunk of tokens at a time in the forward pass. The backward pass computes them again, for all tokens and one block of
-the vocabulary at a time, so that it writes each part of the head's gradient once.
+the vocabulary at a time, so that it writes each part of the head's gradient once. Where memory is cheaper than time,
+`keep_logits` keeps them for the backward pass.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+TILE: Final = 1 << 18
+"""Elements: 1 MB in float32, which stays in the cache of a CPU core from one operation to the next."""
 
 
 class TokenStats(NamedTuple):
@@ -26,11 +31,13 @@ def token_stats(
     bias: Tensor | None = None,
     temperature: float = 1.0,
     chunk_tokens: int = 256,
+    keep_logits: bool = False,
 ) -> TokenStats:
     """log softmax((hidden · headᵀ + bias) / temperature) at `token_ids`, and its entropy, in float32.
 
     `hidden` [..., H] are the states that predict `token_ids` [...]; `head` is [V, H]. Both results are
-    differentiable.
+    differentiable. `keep_logits` saves the backward pass one of three products with the head, for the memory of the
+    logits in the dtype of `hidden`.
 
     >>> stats = token_stats(torch.zeros(3, 8), torch.zeros(16, 8), torch.tensor([0, 5, 15]))
     >>> [round(float(x), 4) for x in (stats.logprobs[0], stats.entropies[0])]
@@ -42,24 +49,16 @@ def token_stats(
         raise ValueError(f"head {tuple(head.shape)} is not [vocabulary, {hidden.shape[-1]}]")
     shape = token_ids.shape
     logprobs, entropies = _ChunkedTokenStats.apply(  # type: ignore[no-untyped-call]
-        hidden.reshape(-1, hidden.shape[-1]), head, bias, token_ids.reshape(-1), temperature, chunk_tokens
+        hidden.reshape(-1, hidden.shape[-1]), head, bias, token_ids.reshape(-1), temperature, chunk_tokens, keep_logits
     )
     return TokenStats(logprobs.view(shape), entropies.view(shape))
 
 
-def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """Return logits in at least float32, whatever dtype the matrix product has."""
-    logits = hidden @ head.T
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if bias is not None:
-        logits += bias
-    if temperature != 1.0:
-        logits /= temperature
-    return logits
-
-
 class _ChunkedTokenStats(torch.autograd.Function):
-    """Uses few buffers of one chunk's size: the backward pass overwrites log-probs with their own gradient."""
+    """Logits exist in the dtype of the product, a chunk of tokens at a time, or all of them if they are kept.
+
+    What is computed from them in float32 goes through one tile of rows after another, small enough for a CPU's cache.
+    """
 
     @staticmethod
     def forward(
@@ -70,54 +69,109 @@ class _ChunkedTokenStats(torch.autograd.Function):
         token_ids: Tensor,
         temperature: float,
         chunk_tokens: int,
+        keep_logits: bool,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = torch.empty(token_ids.shape, dtype=dtype, device=hidden.device)
         entropies = torch.empty_like(logprobs)
-        largest, top = (logprobs.new_empty(len(logprobs), 1) for _ in range(2))
+        largest, total = (logprobs.new_empty(len(logprobs), 1) for _ in range(2))
+        keep = keep_logits and any(ctx.needs_input_grad)
+        kept = hidden.new_empty(len(hidden), len(head)) if keep else None
         for start in range(0, len(token_ids), chunk_tokens):
-            rows = slice(start, start + chunk_tokens)
-            logits = _logits(hidden[rows], head, bias, temperature)
-            log_p = torch.log_softmax(logits, -1)
-            if any(ctx.needs_input_grad):
-                largest[rows], index = logits.max(-1, keepdim=True)
-                top[rows] = log_p.gather(-1, index)
-            del logits
-            logprobs[rows] = log_p.gather(-1, token_ids[rows, None]).squeeze(-1)
-            entropies[rows] = -_expected(log_p, log_p.exp())
-        ctx.save_for_backward(hidden, head, bias, token_ids, entropies, largest, top)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+            chunk = slice(start, start + chunk_tokens)
+            logits = torch.mm(hidden[chunk], head.T, out=None if kept is None else kept[chunk])
+            for rows in _tiles(logits):
+                at = slice(start + rows.start, start + rows.stop)
+                z = _scaled(logits[rows], bias, temperature)
+                largest[at] = z.amax(-1, keepdim=True)
+                z -= largest[at]
+                weights = z.exp()
+                total[at] = weights.sum(-1, keepdim=True)
+                log_total = total[at].log().squeeze(-1)
+                logprobs[at] = z.gather(-1, token_ids[at, None]).squeeze(-1) - log_total
+                entropies[at] = log_total - _finite(weights.mul_(z), bias).sum(-1) / total[at].squeeze(-1)
+        ctx.save_for_backward(hidden, head, bias, token_ids, entropies, largest, total)
+        ctx.temperature, ctx.chunk_tokens, ctx.logits = temperature, chunk_tokens, kept
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_logprobs, grad_entropies = grads
-        hidden, head, bias, token_ids, entropies, largest, top = ctx.saved_tensors
+        hidden, head, bias, token_ids, entropies, largest, total = ctx.saved_tensors
         need_hidden, need_head, need_bias = ctx.needs_input_grad[:3]
+        kept, ctx.logits = ctx.logits, None  # overwritten below: a second backward pass computes them again
+        size = len(head) if kept is not None else _block_size(len(head), len(token_ids), ctx.chunk_tokens)
         # A sum over blocks, so in float32 even if the states are bfloat16.
         grad_hidden = torch.zeros_like(hidden, dtype=entropies.dtype) if need_hidden else None
         grad_head = torch.empty_like(head) if need_head else None
-        grad_bias = torch.empty_like(bias) if need_bias else None
-        size = _block_size(len(head), len(token_ids), ctx.chunk_tokens)
+        grad_bias = torch.zeros_like(bias) if need_bias else None
         for start in range(0, len(head), size):
             block = slice(start, start + size)
-            log_p = _logits(hidden, head[block], None if bias is None else bias[block], ctx.temperature)
-            # In this order: subtracting the rounded logarithm of the sum of exponentials would lose a digit.
-            log_p.sub_(largest).add_(top)
-            grad_logits = _grad_logits(log_p, token_ids - start, grad_logprobs, grad_entropies, entropies)
-            grad_logits /= ctx.temperature
-            if grad_bias is not None:
-                grad_bias[block] = grad_logits.sum(0)
-            grad_logits = grad_logits.to(hidden.dtype)
+            logits = hidden @ head[block].T if kept is None else kept
+            bias_block = None if bias is None else bias[block]
+            for rows in _tiles(logits):
+                z = _scaled(logits[rows], bias_block, ctx.temperature).sub_(largest[rows])
+                of_logprobs, of_entropies = (
+                    None if one is None else one[rows, None] / ctx.temperature for one in grads
+                )
+                index = token_ids[rows] - start
+                grad = _grad_logits(z, index, of_logprobs, of_entropies, entropies[rows, None], total[rows], bias)
+                if grad_bias is not None:
+                    grad_bias[block] += grad.sum(0)
+                logits[rows] = grad
             if grad_hidden is not None:
                 if grad_hidden.dtype == hidden.dtype:
-                    grad_hidden.addmm_(grad_logits, head[block])
+                    grad_hidden.addmm_(logits, head[block])
                 else:
-                    grad_hidden += grad_logits @ head[block]
+                    grad_hidden += logits @ head[block]
             if grad_head is not None:
-                torch.mm(grad_logits.T, hidden, out=grad_head[block])
-        return (None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_head, grad_bias, None, None, None)
+                torch.mm(logits.T, hidden, out=grad_head[block])
+        return (None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_head, grad_bias, *(None,) * 4)
+
+
+def _tiles(logits: Tensor) -> Iterator[slice]:
+    """Split rows into tiles of about `TILE` elements on a CPU. A GPU takes all of them at once."""
+    count, width = logits.shape
+    rows = max(1, TILE // width) if logits.device.type == "cpu" else count
+    return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
+
+
+def _scaled(logits: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """Return a float32 copy with bias and temperature, or a float64 one of float64."""
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    if bias is not None:
+        z += bias
+    if temperature != 1.0:
+        z /= temperature
+    return z
+
+
+def _finite(products: Tensor, bias: Tensor | None) -> Tensor:
+    """Make 0 · -inf = 0. Only a bias makes a logit infinite."""
+    return products if bias is None else products.nan_to_num_(nan=0.0)
+
+
+def _grad_logits(
+    z: Tensor,
+    index: Tensor,
+    grad_logprobs: Tensor | None,
+    grad_entropies: Tensor | None,
+    entropies: Tensor,
+    total: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """∂log p_y/∂z = 1_y - p and ∂H/∂z = -p (log p + H), for a block in which y has this index. Overwrites `z`."""
+    outer = torch.zeros_like(total) if grad_logprobs is None else -grad_logprobs
+    if grad_entropies is None:
+        grad = z.exp_().mul_(outer / total)
+    else:
+        p = z.exp().div_(total)
+        grad = _finite(z.mul_(-grad_entropies).add_(outer - grad_entropies * (entropies - total.log())).mul_(p), bias)
+    if grad_logprobs is not None:
+        inside = (index >= 0) & (index < grad.shape[1])
+        index = index.clamp(0, grad.shape[1] - 1)[:, None]
+        grad.scatter_add_(-1, index, (grad_logprobs * inside[:, None]).to(grad.dtype))
+    return grad
 
 
 def _block_size(vocabulary: int, tokens: int, chunk_tokens: int) -> int:
@@ -130,25 +184,3 @@ def _block_size(vocabulary: int, tokens: int, chunk_tokens: int) -> int:
     """
     size = max(1, vocabulary * chunk_tokens // max(tokens, chunk_tokens))
     return size if size < 128 or size == vocabulary else size - size % 128
-
-
-def _expected(values: Tensor, probabilities: Tensor) -> Tensor:
-    """Σ p·x over the vocabulary, with 0 · -inf = 0. Overwrites `probabilities`."""
-    return probabilities.mul_(values).nan_to_num_(nan=0.0).sum(-1)
-
-
-def _grad_logits(
-    log_p: Tensor, index: Tensor, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, entropies: Tensor
-) -> Tensor:
-    """∂log p_y/∂z = 1_y - p and ∂H/∂z = -p (log p + H), for a block in which y has this index. Overwrites `log_p`."""
-    p = log_p.exp()
-    if grad_entropies is None:
-        grad = log_p.zero_()
-    else:
-        grad = log_p.add_(entropies[:, None]).mul_(p).nan_to_num_(nan=0.0).mul_(-grad_entropies[:, None])
-    if grad_logprobs is not None:
-        grad -= p.mul_(grad_logprobs[:, None])
-        inside = (index >= 0) & (index < grad.shape[1])
-        index = index.clamp(0, grad.shape[1] - 1)
-        grad.scatter_add_(-1, index[:, None], (grad_logprobs * inside)[:, None].to(grad.dtype))
-    return grad

@@ -1,11 +1,16 @@
-"""The GPUs that a run may use: given as text such as "4x8x80", or found on this machine. No torch at import."""
+"""The GPUs that a run may use, given as text such as "4x8x80" or found here, and this CPU. No torch at import."""
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from offbeat.errors import ConfigError
 
-GIB = 2**30
+GIB: Final = 2**30
+DRIVER: Final = Path("/proc/driver/nvidia/version")
+"""Exists where the driver of NVIDIA is loaded, and names its version."""
+CPUINFO: Final = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, order=True)
@@ -52,3 +57,16 @@ class Hardware:
     def __str__(self) -> str:
         each = f"{self.gpus}x{self.memory_gib:g}"
         return each if self.nodes == 1 else f"{self.nodes}x{each}"
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor has instructions for bfloat16 products. Others emulate them, at a third of float32.
+
+    True where that cannot be found out.
+    """
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+        flags = next(line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return True
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)

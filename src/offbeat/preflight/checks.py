@@ -6,7 +6,6 @@ Each problem begins with the setting it is about and ends with what to do. `offb
 
 import inspect
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,13 +13,14 @@ from offbeat.config import Config
 from offbeat.errors import CannotPlace, HubError, ModelUnreadable, TaskError, UnreachableFunction, suggest_nearest
 from offbeat.hub import find_model, hub_name
 from offbeat.imports import EXTRAS, install_command, missing_modules, resolve
-from offbeat.objective.presets import PRESETS
-from offbeat.objective.spec import Advantage, Need
+from offbeat.objective.spec import Advantage
 from offbeat.placement.hardware import Hardware
 from offbeat.placement.nearest import plan_devices
 from offbeat.placement.plan import DevicePlan, cannot_split
 from offbeat.placement.shape import ModelShape
 from offbeat.preflight.forecast import ModelFiles
+from offbeat.preflight.log_contents import check_log
+from offbeat.preflight.reward_columns import check_columns
 from offbeat.tasks.data import Deferred
 from offbeat.tasks.task import FACTORIES, Task, make
 
@@ -42,12 +42,12 @@ def preflight(config: Config, *, here: bool = True) -> list[str]:
     """
     files, found = _check_model(config)
     task, problems = _check_task(config)
-    found += problems
+    found += problems + _check_evaluation_task(config)
     if files is not None:
         found += _check_lengths(config, files) + _check_split(config, files)
         if task is not None:
             found += _check_chat(config, files, task)
-    return found + (_check_experience(config) + _check_extras(config) if here else [])
+    return found + (check_log(config) + _check_extras(config) if here else [])
 
 
 def _check_model(config: Config) -> tuple[ModelFiles | None, list[str]]:
@@ -112,9 +112,13 @@ def _check_lengths(config: Config, files: ModelFiles) -> list[str]:
     """Check that prompt and completion fit into the model's context and into a micro-batch."""
     context, longest = files.integer("max_position_embeddings", default=1 << 30), config.sampling.max_tokens
     if longest >= context:
+        budget, room = config.trainer.token_budget, config.trainer.token_budget - config.engine.max_prompt_tokens
+        fitting = f"at most {context - 1 if budget >= context else room}"
+        if room < 1 and budget < context:  # no length fits into a micro-batch as it is
+            fitting = f"sampling.max_tokens = {context - 1}, trainer.token_budget = {context}"
         return [
-            f"sampling.max_tokens = {longest}: the model reads {context} tokens, prompt included; set at most "
-            f"{context - 1}"
+            f"sampling.max_tokens = {longest}: the model reads {context} tokens, prompt included, and a micro-batch "
+            f"holds {budget}; set {fitting}"
         ]
     prompt = min(config.engine.max_prompt_tokens, context - longest)
     if prompt + longest > config.trainer.token_budget:
@@ -144,8 +148,8 @@ def _check_task(config: Config) -> tuple[Task | None, list[str]]:
         known = inspect.signature(resolve(FACTORIES["custom" if own else name])).parameters
         if problems := _check_options(name, {**options, "path": name} if own else options, known):
             return None, problems
-        task = make("custom" if own else name, {**options, "path": name} if own else options)
-        return task, _check_playable(config, task)
+        task = make(name, options)
+        return task, _check_playable(config, task) + (check_columns(task, name) if own else [])
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").split(".")[0])
         fix = install_command(extra) if extra else f"pip install {error.name}"
@@ -155,6 +159,18 @@ def _check_task(config: Config) -> tuple[Task | None, list[str]]:
         return None, [f"{about}: {error}"]
     except Exception as error:  # the boundary to your own file: any error it raises is reported as its problem
         return None, [f"task.name = {name!r} cannot be used: {type(error).__name__}: {error}; fix the file"]
+
+
+def _check_evaluation_task(config: Config) -> list[str]:
+    """Check the task of evaluation as that of training."""
+    evaluation = config.evaluation
+    if not evaluation.task:
+        return []
+    section = config.task.model_copy(update={"name": evaluation.task, "options": evaluation.options})
+    _, problems = _check_task(config.model_copy(update={"task": section}))
+    return [
+        one.replace("task.name", "evaluation.task").replace("task.options", "evaluation.options") for one in problems
+    ]
 
 
 def _check_playable(config: Config, task: Task) -> list[str]:
@@ -202,49 +218,6 @@ def _check_chat(config: Config, files: ModelFiles, task: Task) -> list[str]:
         f"task.name = {config.task.name!r} asks in chat messages, but the tokenizer in {config.model.path!r} has no "
         "chat template; set chat = false in task.options, or use a chat model"
     ]
-
-
-def _check_experience(config: Config) -> list[str]:
-    """Check that the experience log a run starts from exists and holds what the objective needs."""
-    uri, preset = config.run.experience, config.objective.preset
-    replays = config.run.mode == "offline" or config.sampler.mode == "replay"
-    if not uri or missing_modules(["lance"]):
-        return []
-    from offbeat.experience.lance_table import exists
-
-    if not exists(f"{uri.rstrip('/')}/groups.lance"):
-        if config.run.mode != "offline":
-            return []  # a run that generates creates it
-        return [
-            f"run.experience = {uri!r} is not an experience log; make one with `offbeat import FILE --into {uri} …`"
-        ]
-    from offbeat.errors import LogError
-    from offbeat.experience.schema import Tables
-
-    try:
-        groups = Tables.open(uri, create=False).groups
-        rows = groups.rows()
-        known = groups.scan(0, rows, [], "logprobs_known").num_rows
-        imported = groups.scan(0, rows, [], "oldest_version IS NULL").num_rows
-    except LogError as error:
-        return [f"run.experience = {uri!r}: {error}"]
-    if not rows and config.run.mode == "offline":
-        return [f"run.experience = {uri!r} holds no groups; add some with `offbeat import FILE --into {uri} …`"]
-    any_age = [name for name, one in PRESETS.items() if one.lag_limit == inf]
-    found = []
-    if replays and rows and not known and Need.BEHAVIOR in config.objective.resolve().needs:
-        suitable = ", ".join(name for name in any_age if Need.BEHAVIOR not in PRESETS[name].objective.needs)
-        found.append(
-            f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {rows} groups in "
-            f"{uri} has them; choose one that needs none: {suitable}"
-        )
-    elif imported and config.run.mode != "offline" and preset not in any_age and not config.objective.untested_lag:
-        found.append(
-            f"run.experience = {uri!r} holds {imported} groups without a policy version, which may have any age, but "
-            f"{preset!r} is reported up to lag {PRESETS[preset].lag_limit:g}; choose one of {', '.join(any_age)}, or "
-            "set objective.untested_lag = true"
-        )
-    return found
 
 
 def _check_extras(config: Config) -> list[str]:

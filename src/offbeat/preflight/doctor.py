@@ -8,12 +8,12 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from offbeat import __version__
 from offbeat.errors import ProbeFailed, SandboxMissing
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
     from offbeat.rollout.engine import Engine
+
+
+HF_MODULES: Final = ("torch", "transformers", "lance")
+"""What the engine `hf` needs."""
 
 
 class FindingState(StrEnum):
@@ -57,16 +61,31 @@ class Finding:
         return f"{line}\n           fix: {self.fix}" if self.fix else line
 
 
-def diagnose(*, engine: bool = False) -> Iterator[Finding]:
-    """Run every check, quick ones first. With `engine`, vLLM is started too."""
-    yield Finding("offbeat", FindingState.OK, f"{__version__} on Python {'.'.join(map(str, sys.version_info[:3]))}")
-    yield from check_extras()
-    yield check_cores()
-    yield check_ray_token()
-    yield check_sandbox()
-    if not missing_modules(["torch", "transformers", "lance"]):
+CHECKS: Final = ("offbeat", "extras", "cores", "ray", "sandbox", "hf", "vllm")
+"""The names of the checks, quick ones first."""
+
+
+def diagnose(*, engine: bool = False, only: Collection[str] = ()) -> Iterator[Finding]:
+    """Run the checks that `only` names, or else every check. vLLM is started if it is named, or with `engine`.
+
+    >>> [finding.what for finding in diagnose(only=["cores", "ray"])]
+    ['cores', 'Ray authentication']
+    """
+    chosen = only or [name for name in CHECKS if name != "vllm" or engine]
+    if "offbeat" in chosen:
+        python = ".".join(map(str, sys.version_info[:3]))
+        yield Finding("offbeat", FindingState.OK, f"{__version__} on Python {python}")
+    if "extras" in chosen:
+        yield from check_extras()
+    if "cores" in chosen:
+        yield check_cores()
+    if "ray" in chosen:
+        yield check_ray_token()
+    if "sandbox" in chosen:
+        yield check_sandbox()
+    if "hf" in chosen and (only or not missing_modules(HF_MODULES)):
         yield check_hf_engine()
-    if engine:
+    if "vllm" in chosen:
         yield check_vllm_engine()
 
 
@@ -151,6 +170,9 @@ def check_sandbox() -> Finding:
 
 
 def check_hf_engine() -> Finding:
+    if missing := missing_modules(HF_MODULES):
+        detail = f"{', '.join(missing)} not installed"
+        return Finding("engine hf", FindingState.MISSING, detail, install_command("train"))
     from offbeat.rollout.hf import HfEngine
 
     async def start(directory: Path) -> "Engine":

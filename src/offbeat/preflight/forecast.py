@@ -6,22 +6,21 @@ run itself measures before its first step (`trainer/estimate.py`).
 
 import json
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final, cast
 
-import numpy as np
-
 from offbeat.config import Config
 from offbeat.errors import ModelUnreadable
-from offbeat.placement.hardware import GIB
-from offbeat.placement.memory import engine_memory, rank_memory
+from offbeat.placement.hardware import GIB, multiplies_bfloat16
+from offbeat.placement.memory import BYTES, engine_memory, rank_memory
 from offbeat.placement.shape import ModelShape
 from offbeat.types import Json
 
+TINY: Final = 1_000_000
+"""Parameters below which a second CPU thread, or starting vLLM, costs more than it saves."""
 LONGEST_HEADER: Final = 100 << 20
 """Bytes; the limit of safetensors itself."""
 _NO_DEFAULT_END: Final = ("PreTrainedTokenizerFast", "TokenizersBackend", "")
@@ -58,6 +57,11 @@ class ModelFiles:
     def parameters(self) -> int:
         """The number of parameters, from the headers of the weight files."""
         return self.remote_parameters or sum(_count_elements(file) for file in sorted(self.path.glob("*.safetensors")))
+
+    @property
+    def tiny(self) -> bool:
+        """True for the models of examples and tests."""
+        return 0 < self.parameters < TINY
 
     def integer(self, name: str, default: int = 0) -> int:
         """Return an integer of config.json, or the default."""
@@ -135,9 +139,11 @@ def _count_elements(file: Path) -> int:
 class Forecast:
     """The memory and arithmetic that a run needs.
 
-    >>> print(Forecast(135_000_000, {"AdamW": 1 << 30, "gradients": 1 << 29}, 3 << 28, 9e11, 2e11))
+    >>> trainer, copies = {"AdamW": 1 << 30, "gradients": 1 << 29}, {"checkpoint": 1 << 30}
+    >>> print(Forecast(135_000_000, trainer, copies, 3 << 28, 9e11, 2e11))
     135.0 M parameters
     trainer: 1.5 GiB (AdamW 1.0 GiB, gradients 512 MiB)
+    copies in host memory: 1.0 GiB (checkpoint 1.0 GiB)
     each engine: 768 MiB
     a step: at most 9e+11 operations to train and 2e+11 to generate
     """
@@ -145,6 +151,8 @@ class Forecast:
     parameters: int
     trainer: dict[str, int]
     """Bytes of one rank, by purpose."""
+    copies: dict[str, int]
+    """Bytes of host memory that the process of the first rank needs beside its step, by purpose."""
     engine: int
     """Bytes of one engine on CPU."""
     training: float
@@ -157,12 +165,11 @@ class Forecast:
         return (self.training + self.generating) / speed
 
     def __str__(self) -> str:
-        terms = sorted(self.trainer.items(), key=lambda term: -term[1])
-        shown = ", ".join(f"{name} {_format_bytes(size)}" for name, size in terms)
         return "\n".join(
             [
                 f"{self.parameters / 1e6:.1f} M parameters",
-                f"trainer: {_format_bytes(sum(self.trainer.values()))} ({shown})",
+                f"trainer: {_format_terms(self.trainer)}",
+                f"copies in host memory: {_format_terms(self.copies)}",
                 f"each engine: {_format_bytes(self.engine)}",
                 f"a step: at most {self.training:.0e} operations to train and {self.generating:.0e} to generate",
             ]
@@ -178,29 +185,42 @@ def forecast(config: Config, files: ModelFiles) -> Forecast:
     completion = config.sampling.max_tokens
     prompt = min(config.engine.max_prompt_tokens, shape.context - completion)
     engine = engine_memory(config, shape)
-    cache = config.engine.kv_cache_gib * GIB if config.engine.kind == "vllm" else engine.per_sequence * engine.sequences
+    if config.engine.kind == "vllm":  # on CPU it loads a version beside the one that generates
+        wider = 2 if config.model.serve == "bfloat16" and not multiplies_bfloat16() else 1
+        served = 2 * wider * engine.weights + config.engine.kv_cache_gib * GIB
+    else:
+        served = engine.weights + engine.per_sequence * engine.sequences
     tokens = config.prompts_per_step * (config.group_size * completion + prompt)
     passes = 8 if config.trainer.checkpoint_activations else 6
     passes += 2 if config.objective.resolve().needs_first_look else 0
+    trainer = rank_memory(config, shape, shards=config.trainer.ranks).terms
     return Forecast(
         count,
-        rank_memory(config, shape, shards=config.trainer.ranks).terms,
-        engine.weights + cache,
+        trainer,
+        _copies(config, count, trainer),
+        served,
         float(passes) * count * tokens * config.updates_per_batch,
         0.0 if config.run.mode == "offline" else 2.0 * count * tokens,
     )
 
 
+def _copies(config: Config, parameters: int, trainer: Mapping[str, int]) -> dict[str, int]:
+    """Return what the first rank holds in host memory: a checkpoint while it is written, and published weights."""
+    saved = sum(trainer.get(name, 0) for name in ("master weights", "AdamW", "reference policy"))
+    if config.run.mode == "offline":
+        return {"checkpoint": saved}
+    state = BYTES[config.model.serve] * parameters
+    workers = config.workers.count if config.run.place == "local" else 0  # on Ray they have processes of their own
+    return {"checkpoint": saved, "published weights": state} | (
+        {"weights of workers": workers * state} if workers else {}
+    )
+
+
+def _format_terms(terms: Mapping[str, int]) -> str:
+    ordered = sorted(terms.items(), key=lambda term: -term[1])
+    shown = ", ".join(f"{name} {_format_bytes(size)}" for name, size in ordered)
+    return f"{_format_bytes(sum(terms.values()))} ({shown})"
+
+
 def _format_bytes(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
-
-
-def machine_speed() -> float:
-    """Measure this CPU's float32 operations a second: the median of five matrix products in numpy."""
-    matrix = np.ones((512, 512), np.float32)
-    seconds = []
-    for _ in range(6):
-        start = time.perf_counter()
-        matrix @ matrix
-        seconds.append(time.perf_counter() - start)
-    return 2 * 512**3 / sorted(seconds[1:])[2]  # the first product also starts threads

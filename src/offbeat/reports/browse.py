@@ -1,16 +1,18 @@
-"""A group as lines of text, completions side by side, and how keys move the view. No terminal access here."""
+"""A group as lines of text, completions side by side, and what keys do. No terminal access here."""
 
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Final
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
-from offbeat.reports.groups import CompletionView, GroupView
+from offbeat.errors import suggest_nearest
+from offbeat.experience.ledger import Fate
+from offbeat.reports.groups import CompletionView, GroupFilter, GroupView, Range
 from offbeat.reports.words import signed, truncate, visible
 
 MIN_COLUMN: Final = 24
@@ -19,7 +21,26 @@ GAP: Final = " │ "
 MAX_TEXT: Final = 20_000
 """Characters of a text that are laid out."""
 MAX_PROMPT_LINES: Final = 10
-KEYS: Final = "n next  p previous  j down  k up  q quit"
+KEYS: Final = "n next  p previous  j down  k up  / search  ? help  q quit"
+FILTERS: Final = {
+    "/": ("text", "part of a prompt, a column or a completion"),
+    "f": ("fate", ", ".join(Fate)),
+    "r": ("reward", "mean reward of the group: MIN:MAX"),
+    "t": ("task", "its name"),
+    "v": ("version", "that generated it: MIN:MAX"),
+    "l": ("lag", "when it was trained on: MIN:MAX"),
+    "s": ("step", "at which it was trained on: MIN:MAX"),
+}
+"""The key of each filter, its name and what to type."""
+HELP: Final = (
+    "n, right    next group           j, down    down a line      space, page down    down a page",
+    "p, left     previous group       k, up      up a line        page up             up a page",
+    "q           quit                 ?          this help        c                   clear all filters",
+    "",
+    "Filters: press the key, type a value, press Enter. An empty value removes the filter, Esc keeps it.",
+    "A range may have one end: 0.5: or :0.5. One number is both ends. Filters add up.",
+    *(f"{key}           {name:8} {hint}" for key, (name, hint) in FILTERS.items()),
+)
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -160,9 +181,118 @@ class BrowsePosition:
         return BrowsePosition(self.group, max(0, min(self.top + moves.get(key, 0), lines - room)))
 
 
-def status_line(position: BrowsePosition, *, groups: int, lines: int, room: int, width: int) -> str:
-    """Return the last line of the screen: the position, and the keys if they fit."""
-    top = position.top
+def parse_range(name: str, text: str) -> Range:
+    """Parse MIN:MAX; a single number is both ends. Raises `ValueError`.
+
+    >>> parse_range("lag", "4:"), parse_range("lag", "2")
+    ((4.0, inf), (2.0, 2.0))
+    """
+    low, colon, high = text.partition(":")
+    try:
+        ends = (float(low or -math.inf), float(high or math.inf) if colon else float(low))
+    except ValueError:
+        raise ValueError(f"{name} {text!r} is not a range; write for example 0.1:0.9, 4: or 0") from None
+    if not ends[0] <= ends[1]:
+        raise ValueError(f"{name} {text!r} is empty: the first number is larger than the second")
+    return ends
+
+
+def parse_fate(name: str, text: str) -> str:
+    """Return the name of a fate. Raises `ValueError` with the nearest one."""
+    if text not in set(Fate):
+        raise ValueError(f"{name} {text!r} is not a fate; {suggest_nearest(text, map(str, Fate))}")
+    return text
+
+
+def changed(wanted: GroupFilter, name: str, text: str) -> GroupFilter:
+    """Return the filter with one value changed, or removed if `text` is empty. Raises `ValueError`.
+
+    >>> changed(GroupFilter(fate="trained"), "reward", "0.5:").reward
+    (0.5, inf)
+    """
+    value: str | Range | None = text or None
+    if text and name == "fate":
+        value = parse_fate(name, text)
+    elif text and name not in ("text", "task"):
+        value = parse_range(name, text)
+    return replace(wanted, **{name: value})  # type: ignore[arg-type]  # the names are those of FILTERS
+
+
+@dataclass(frozen=True)
+class BrowseState:
+    """What the screen shows: a group, the help, or a question for the value of a filter."""
+
+    wanted: GroupFilter
+    position: BrowsePosition = field(default_factory=BrowsePosition)
+    values: tuple[tuple[str, str], ...] = ()
+    """The filters that were typed, as typed."""
+    asking: str = ""
+    """The name of the filter whose value is being typed."""
+    typed: str = ""
+    helping: bool = False
+    notice: str = ""
+    """Why the last value was not taken."""
+
+    def after(self, key: str, *, groups: int, lines: int, room: int) -> "BrowseState | None":
+        """Return the state after a key, or None to quit.
+
+        >>> state, sizes = BrowseState(GroupFilter()), {"groups": 2, "lines": 9, "room": 20}
+        >>> for key in ("r", "0", ".", "5", "\\n"):
+        ...     state = state.after(key, **sizes)
+        >>> state.wanted.reward, state.values
+        ((0.5, 0.5), (('reward', '0.5'),))
+        """
+        if self.asking:
+            return self._typing(key)
+        if self.helping:
+            return replace(self, helping=False)
+        calm = replace(self, notice="")
+        if key == "?":
+            return replace(calm, helping=True)
+        if key in FILTERS:
+            name = FILTERS[key][0]
+            return replace(calm, asking=name, typed=dict(self.values).get(name, ""))
+        if key == "c":
+            return BrowseState(GroupFilter())
+        position = self.position.after(key, groups=groups, lines=lines, room=room)
+        return None if position is None else replace(calm, position=position)
+
+    def _typing(self, key: str) -> "BrowseState":
+        match key:
+            case "\n" | "\r":
+                return self._apply()
+            case "\x1b" | "\x03":
+                return replace(self, asking="", typed="", notice="")
+            case "\x7f" | "\b":
+                return replace(self, typed=self.typed[:-1])
+        return replace(self, typed=self.typed + key) if key.isprintable() and len(key) == 1 else self
+
+    def _apply(self) -> "BrowseState":
+        text = self.typed.strip()
+        try:
+            wanted = changed(self.wanted, self.asking, text)
+        except ValueError as error:
+            return replace(self, asking="", typed="", notice=str(error))
+        others = {name: value for name, value in self.values if name != self.asking}
+        values = (others | {self.asking: text}) if text else others
+        return BrowseState(wanted, values=tuple(values.items()))
+
+    def refused(self, before: "BrowseState") -> "BrowseState":
+        """Return the state before a filter that matches no group."""
+        new = ", ".join(f"{name} {value}" for name, value in self.values)
+        return replace(before, asking="", typed="", notice=f"no group matches {new}")
+
+
+def status_line(state: BrowseState, *, groups: int, lines: int, room: int, width: int) -> str:
+    """Return the last line of the screen: a question or a notice, else the position and the keys, if they fit."""
+    if state.asking:
+        hint = next(hint for name, hint in FILTERS.values() if name == state.asking)
+        return set_cell_size(visible(f"{state.asking} ({hint}): {state.typed}█"), width)
+    if state.notice:
+        return set_cell_size(visible(state.notice), width)
+    top = state.position.top
     more = f", lines {top + 1} to {min(lines, top + room)} of {lines}" if lines > room else ""
-    text = f"group {position.group + 1} of {groups}{more}"
-    return text + " " * max(2, width - len(text) - len(KEYS)) + KEYS if len(text) + len(KEYS) + 2 <= width else text
+    filters = ", ".join(f"{name} {value}" for name, value in state.values)
+    text = visible(f"group {state.position.group + 1} of {groups}{more}" + (f"  [{filters}]" if filters else ""))
+    keys = next((keys for keys in (KEYS, "? help  q quit") if cell_len(text) + len(keys) + 2 <= width), "")
+    return set_cell_size(text, width - len(keys)) + keys

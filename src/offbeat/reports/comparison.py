@@ -1,118 +1,23 @@
-"""Compare several runs. Runs that differ only in their seed are pooled, with intervals over seeds."""
+"""Several runs side by side. Runs that differ only in their seed are pooled, with intervals over seeds."""
 
-import json
 import math
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-from offbeat.config import Config
+from offbeat.metrics import METRICS, Reduction
+from offbeat.reports.curves import TITLES, running_mean
+from offbeat.reports.differences import differences
+from offbeat.reports.intervals import Curve, interval, mean_curve
 from offbeat.reports.live import bottleneck
-from offbeat.reports.panels import running_mean
 from offbeat.reports.plot import Plot, Series
+from offbeat.reports.pools import SeedPool, differing_settings, flatten, pool_seeds
 from offbeat.reports.record import RunRecord
 from offbeat.reports.words import duration, size
 from offbeat.types import Json
 
-_T95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""Student's t for a two-sided 95 % interval, from 1 degree of freedom on."""
 MAX_NAMED: Final = 4
 """Configurations that fit in the conclusion."""
-Item = TypeVar("Item")
-Curve = tuple[Sequence[float], Sequence[float]]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean over seeds with its 95 % interval. With one seed, both ends are the mean."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" if self.n == 1 else f"{self.mean:.3f} ± {self.high - self.mean:.3f}"
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Return the mean and its 95 % t interval.
-
-    >>> str(interval([0.9, 0.94, 0.95])), str(interval([0.9]))
-    ('0.930 ± 0.066', '0.900')
-    """
-    mean, n = statistics.fmean(values), len(values)
-    if n < 2:
-        return Interval(mean, mean, mean, n)
-    factor = _T95[n - 2] if n - 2 < len(_T95) else 1.96
-    half = factor * statistics.stdev(values) / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n)
-
-
-def mean_curve(curves: Iterable[Curve]) -> tuple[list[float], list[Interval]]:
-    """Return the mean at every x that at least one curve has.
-
-    >>> steps, means = mean_curve([([1, 2], [0.0, 1.0]), ([1], [0.5])])
-    >>> steps, [(one.mean, one.n) for one in means]
-    ([1, 2], [(0.25, 2), (1.0, 1)])
-    """
-    at: dict[float, list[float]] = {}
-    for xs, ys in curves:
-        for x, y in zip(xs, ys, strict=True):
-            at.setdefault(x, []).append(y)
-    steps = sorted(at)
-    return steps, [interval(at[x]) for x in steps]
-
-
-@dataclass(frozen=True)
-class SeedPool(Generic[Item]):
-    """Runs of one configuration."""
-
-    name: str
-    runs: Sequence[Item]
-
-
-def flatten(config: Config) -> dict[str, Json]:
-    """Return every setting by its full name, for example `sync.every`."""
-    found: dict[str, Json] = {}
-    for key, value in config.model_dump(mode="json").items():
-        if isinstance(value, dict):
-            found |= {f"{key}.{name}": inner for name, inner in value.items()}
-        else:
-            found[key] = value
-    return found
-
-
-def differing_settings(configs: Sequence[Mapping[str, Json]]) -> list[str]:
-    """Return the settings, except the seed, that are not the same in all configurations.
-
-    >>> differing_settings([{"seed": 0, "steps": 9, "group_size": 8}, {"seed": 1, "steps": 5, "group_size": 8}])
-    ['steps']
-    """
-    return [key for key in configs[0] if key != "seed" and len({json.dumps(one.get(key)) for one in configs}) > 1]
-
-
-def pool_seeds(named: Sequence[tuple[str, Config, Item]]) -> list[SeedPool[Item]]:
-    """Group runs by configuration, in the order given. The name of a pool is the common prefix of its runs' names.
-
-    >>> from offbeat.config import parse
-    >>> runs = [(f"lag4-seed{s}", parse({"seed": s, "sync": {"every": 5}}), s) for s in (0, 1)]
-    >>> pool_seeds([*runs, ("lag0", parse({}), 7)])
-    [SeedPool(name='lag4-seed', runs=[0, 1]), SeedPool(name='lag0', runs=[7])]
-    """
-    pools: dict[str, list[tuple[str, Item]]] = {}
-    for name, config, item in named:
-        key = json.dumps(flatten(config) | {"seed": None}, sort_keys=True)
-        pools.setdefault(key, []).append((name, item))
-    return [SeedPool(_common_prefix([name for name, _ in runs]), [item for _, item in runs]) for runs in pools.values()]
-
-
-def _common_prefix(names: Sequence[str]) -> str:
-    columns = zip(*names, strict=False)
-    prefix = "".join(c for c, *_ in takewhile(lambda column: len(set(column)) == 1, columns))
-    return prefix.rstrip("-_. ") or names[0]
 
 
 @dataclass(frozen=True)
@@ -123,7 +28,9 @@ class Comparison:
     names: Sequence[str]
     rows: Sequence[tuple[str, Sequence[str]]]
     """The name of a quantity, and one cell per pool."""
-    differences: Sequence[tuple[str, Sequence[Json]]]
+    differences: Sequence[str]
+    """A sentence for each pool after the first: how much better it is, with the interval."""
+    settings: Sequence[tuple[str, Sequence[Json]]]
     """Settings that are not the same in all pools."""
     plots: Sequence[Plot]
 
@@ -131,25 +38,33 @@ class Comparison:
 def compare(runs: Sequence[RunRecord]) -> Comparison:
     pools = pool_seeds([(run.name, run.config, run) for run in runs])
     configs = [flatten(pool.runs[0].config) for pool in pools]
-    note = "Means over seeds with 95 % t intervals. A line without a band is one run."
-    if all(len(pool.runs) == 1 for pool in pools):
-        note = "One run each. The section of each run shows the intervals over prompts."
     return Comparison(
         _conclusion(pools),
         [pool.name for pool in pools],
         [(name, [cell(pool.runs) for pool in pools]) for name, cell in CELLS],
-        [(key, [config[key] for config in configs]) for key in differing_settings(configs)],
-        [
-            Plot("pass@1", _lines(pools, _pass_rates), note=note, y_range=(0, 1)),
-            Plot("Training reward", _lines(pools, _rewards), note="Running mean over 5 % of the run."),
-            Plot("Lag", _lines(pools, lambda run: run.history.mean_lags()), note="Mean of each batch."),
-            Plot(
-                "Drift",
-                _lines(pools, lambda run: run.history.series("drift_tv_token")),
-                note="Total variation per token from behavior to proximal policy, mean of each batch.",
-            ),
-        ],
+        differences(pools),
+        [(key, [config.get(key) for config in configs]) for key in differing_settings(configs)],
+        list(_plots(pools)),
     )
+
+
+def _plots(pools: Sequence[SeedPool[RunRecord]]) -> Iterator[Plot]:
+    note = "Means over seeds with 95 % t intervals; of two seeds, their range. A line without a band is one run."
+    if all(len(pool.runs) == 1 for pool in pools):
+        note = "One run each. The bands are 95 % intervals over prompts, not over seeds."
+    yield Plot("pass@1", _rate_lines(pools), note=note, y_range=(0, 1))
+    smooth = "Running mean over 5 % of the run."
+    yield Plot("Training reward", _lines(pools, _smooth("reward_mean")), note=smooth)
+    for metric, title in TITLES.items():
+        most = 1.0 if METRICS[metric].reduction is Reduction.SHARE else math.inf
+        yield Plot(title, _lines(pools, _smooth(metric), most), note=smooth)
+    known = all(run.history.series("reference_kl")[0] for pool in pools for run in pool.runs)
+    metric, policy = ("reference_kl", "reference") if known else ("drift_kl_token", "behavior")
+    kl = f"KL divergence per token between policy and {policy} policy. {smooth}"
+    yield Plot("KL", _lines(pools, _smooth(metric)), note=kl)
+    yield Plot("Lag", _lines(pools, lambda run: run.history.mean_lags()), note="Mean of each batch.")
+    drift = "Total variation per token from behavior to proximal policy, mean of each batch."
+    yield Plot("Drift", _lines(pools, lambda run: run.history.series("drift_tv_token")), note=drift)
 
 
 def _conclusion(pools: Sequence[SeedPool[RunRecord]]) -> str:
@@ -164,18 +79,33 @@ def _conclusion(pools: Sequence[SeedPool[RunRecord]]) -> str:
         return f"{begin} without evaluations."
     if len(finals) > MAX_NAMED:
         low, high = (pick(finals, key=lambda final: final[0].mean) for pick in (min, max))
-        return f"{begin}; final pass@1 from {low[0]} ({low[1]}) to {high[0]} ({high[1]})."
-    return f"{begin}; final pass@1: " + ", ".join(f"{name} {final}" for final, name in finals) + "."
+        return f"{begin}; last pass@1 from {low[0]} ({low[1]}) to {high[0]} ({high[1]})."
+    return f"{begin}; last pass@1: " + ", ".join(f"{name} {final}" for final, name in finals) + "."
 
 
-def _lines(pools: Sequence[SeedPool[RunRecord]], curve: Callable[[RunRecord], Curve]) -> list[Series]:
+def _lines(
+    pools: Sequence[SeedPool[RunRecord]], curve: Callable[[RunRecord], Curve], most: float = math.inf
+) -> list[Series]:
+    """Return the mean curve of each pool with a band over its seeds; no band is above `most`."""
     lines = []
     for color, pool in enumerate(pools):
         steps, means = mean_curve(curve(run) for run in pool.runs)
         banded = means if len(pool.runs) > 1 else []
-        low, high = [one.low for one in banded], [one.high for one in banded]
+        low, high = [one.low for one in banded], [min(one.high, most) for one in banded]
         lines.append(Series(pool.name, steps, [one.mean for one in means], low, high, color=color))
     return lines
+
+
+def _rate_lines(pools: Sequence[SeedPool[RunRecord]]) -> list[Series]:
+    """Return the curves of pass@1: with bands over seeds, or over prompts if every pool is one run."""
+    lines = _lines(pools, _pass_rates)
+    if any(len(pool.runs) > 1 for pool in pools):
+        return lines
+    rates = [pool.runs[0].history.pass_rates()[1] for pool in pools]
+    return [
+        replace(line, low=[low for _, low, _ in some], high=[high for _, _, high in some])
+        for line, some in zip(lines, rates, strict=True)
+    ]
 
 
 def _pass_rates(run: RunRecord) -> Curve:
@@ -183,15 +113,18 @@ def _pass_rates(run: RunRecord) -> Curve:
     return steps, [value for value, _, _ in rates]
 
 
-def _rewards(run: RunRecord) -> Curve:
-    steps, values = run.history.series("reward_mean")
-    return steps, running_mean(values)
+def _smooth(metric: str) -> Callable[[RunRecord], Curve]:
+    def curve(run: RunRecord) -> Curve:
+        steps, values = run.history.series(metric)
+        return steps, running_mean(values)
+
+    return curve
 
 
 def _cell(
     value_of: Callable[[RunRecord], float | None], show: str | Callable[[float], str], *, spread: bool = False
 ) -> Callable[[Sequence[RunRecord]], str]:
-    """Return a function that shows the mean over seeds, with its interval if `spread`; – if no run has a value.
+    """Return a function that shows the mean over seeds, with its interval if `spread`; unknown if no run has a value.
 
     `show` is a format or a function.
     """
@@ -202,7 +135,7 @@ def _cell(
     def cell(runs: Sequence[RunRecord]) -> str:
         values = [value for run in runs if (value := value_of(run)) is not None]
         if not values:
-            return "–"
+            return "unknown"
         found = interval(values)
         return shown(found.mean) + (f" ± {shown(found.high - found.mean)}" if spread and found.n > 1 else "")
 
@@ -223,7 +156,7 @@ CELLS: Sequence[tuple[str, Callable[[Sequence[RunRecord]], str]]] = (
     ("steps", _cell(lambda run: run.history.last_step, ".0f")),
     ("pass@1, first evaluation", _cell(lambda run: _at(_pass_rates(run), 0), ".3f", spread=True)),
     ("pass@1, last evaluation", _cell(lambda run: _at(_pass_rates(run), -1), ".3f", spread=True)),
-    ("reward, last 5 % of steps", _cell(lambda run: _at(_rewards(run), -1), ".3f", spread=True)),
+    ("reward, last 5 % of steps", _cell(lambda run: _at(_smooth("reward_mean")(run), -1), ".3f", spread=True)),
     ("publishes", _cell(lambda run: len(run.history.updates), ".0f")),
     ("bytes published", _cell(lambda run: sum(p.bytes for p in run.history.publishes), size)),
     ("mean lag", _cell(lambda run: _mean(run.history.mean_lags()), ".2f", spread=True)),

@@ -1,8 +1,8 @@
 """The groups of a run as text: prompt, completions, rewards, advantages, and the fate of each group."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -10,14 +10,14 @@ import numpy as np
 from offbeat.config import Config
 from offbeat.experience.index import NO_VERSION, Columns
 from offbeat.experience.lance_table import exists
-from offbeat.experience.ledger import Fate, GroupFate, Ledger
+from offbeat.experience.ledger import Fate, GroupFate, Ledger, LedgerScope
 from offbeat.experience.reader import LogReader
 from offbeat.objective.spec import Advantage, Objective
 from offbeat.run.directory import RunDirectory
+from offbeat.run.sinks.samples import Decoder, decoder
 from offbeat.seeds import derive
 from offbeat.types import Completion, Finish, Group, Json, Score, Unscorable
 
-Decoder = Callable[[Sequence[int]], str]
 Range = tuple[float, float]
 NO_CONTRAST: Final = 1e-6
 """Rewards of a group with a smaller standard deviation count as equal."""
@@ -49,12 +49,13 @@ class GroupView:
     fate: str
     version: int | None
     lags: tuple[int, ...]
-    """One for each time it was trained on."""
+    """One for each time it was trained on; empty if unknown."""
     completions: tuple[CompletionView, ...]
+    trained: bool = True
 
     @property
     def lag(self) -> str:
-        return ", ".join(map(str, self.lags)) if self.lags else "–"
+        return ", ".join(map(str, self.lags)) or ("unknown" if self.trained else "–")
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,31 @@ class GroupFilter:
     """Lag of at least one of the times it was trained on."""
     length: Range | None = None
     """Tokens of the longest completion."""
+    ids: tuple[str, ...] = ()
+    task: str | None = None
+    version: Range | None = None
+    """Oldest version of its completions; groups without a version match no range."""
+    step: Range | None = None
+    """At least one of the steps at which it was trained on."""
+    text: str | None = None
+    """Part of the prompt, of a column or of a completion, in any case."""
 
 
 class RunGroups:
     """The groups in a run's experience log, with the ledger and the advantages under the run's objective."""
 
-    def __init__(self, reader: LogReader, objective: Objective, seed: int, decode: Decoder) -> None:
+    def __init__(
+        self, reader: LogReader, objective: Objective, seed: int, decode: Decoder, scope: LedgerScope | None = None
+    ) -> None:
         self._reader, self._seed, self._decode = reader, seed, decode
-        self._objective = objective
+        self._objective, self._scope = objective, scope
         self.snapshot = reader.snapshot()
-        self.columns: Columns = reader.index_since(None, self.snapshot)[0]
-        self.ledger: Ledger = reader.ledger(self.snapshot)
-        self.ids = self._ids_in_log_order()
+        self.ledger: Ledger = reader.ledger(self.snapshot, scope)
+        self._ordinals, self.ids = self._in_log_order()
+        rows = reader.index_since(None, self.snapshot)[0]
+        self.others = len(rows) - len(self.ids)
+        """Groups in the log that belong to other runs, or to none and were not used by this one."""
+        self.columns: Columns = rows.take(self._ordinals)
 
     @classmethod
     def open(cls, directory: RunDirectory, config: Config) -> "RunGroups | None":
@@ -87,63 +101,95 @@ class RunGroups:
         uri = config.run.experience or str(directory.experience)
         if not exists(f"{uri.rstrip('/')}/groups.lance"):
             return None
-        return cls(LogReader.open(uri), config.objective.resolve(), config.seed, decoder(directory.tokenizer))
+        reader, decode, scope = LogReader.open(uri), decoder(directory.tokenizer), scope_of(directory, config)
+        return cls(reader, config.objective.resolve(), config.seed, decode, scope)
 
-    def _ids_in_log_order(self) -> list[str]:
-        """Return the ids of groups in the log, by ordinal. The ledger also has groups that never reached the log."""
+    def _in_log_order(self) -> tuple[list[int], list[str]]:
+        """Return ordinals and ids of the groups. The ledger also has groups that never reached the log."""
         ids = list(self.ledger.fates)
         ordinals = self._reader.find(ids, self.snapshot).tolist() if ids else []
-        return [group_id for ordinal, group_id in sorted(zip(ordinals, ids, strict=True)) if ordinal >= 0]
+        found = sorted((ordinal, one) for ordinal, one in zip(ordinals, ids, strict=True) if ordinal >= 0)
+        return [ordinal for ordinal, _ in found], [one for _, one in found]
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def lags(self, ordinal: int) -> tuple[int, ...]:
-        """Return the lag at each time the group was trained on."""
-        version = int(self.columns.oldest_version[ordinal])
-        steps = self.ledger.fates[self.ids[ordinal]].steps
-        return () if version == NO_VERSION else tuple(step - 1 - version for step in steps if step > version)
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks of the groups in the log."""
+        return self._reader.tasks
+
+    def lags(self, place: int) -> tuple[int, ...]:
+        """Return the lag at each time the group was trained on; empty if its version is unknown or of another run."""
+        version = int(self.columns.oldest_version[place])
+        steps = self.ledger.fates[self.ids[place]].steps
+        foreign = self._scope is not None and not self._scope.owns(self.ids[place])
+        return () if foreign or version == NO_VERSION else tuple(step - 1 - version for step in steps if step > version)
 
     def select(self, wanted: GroupFilter) -> list[int]:
-        """Return the ordinals of matching groups, in log order."""
+        """Return the places of matching groups in `ids`, in log order."""
         matches = np.ones(len(self), np.bool_)
         if wanted.reward is not None:
             mean = self.columns.reward_mean
             low, high = wanted.reward
             matches &= (self.columns.scored > 0) & (mean >= low - 1e-6) & (mean <= high + 1e-6)
+        if wanted.version is not None:
+            version, (low, high) = self.columns.oldest_version, wanted.version
+            matches &= (version != NO_VERSION) & (version >= low) & (version <= high)
+        if wanted.task is not None:
+            names = dict(enumerate(self.tasks))
+            matches &= np.array([names[number] == wanted.task for number in self.columns.task.tolist()], np.bool_)
         chosen: list[int] = matches.nonzero()[0].tolist()
+        if wanted.ids:
+            chosen = [n for n in chosen if self.ids[n] in wanted.ids]
+        if wanted.step is not None:
+            low, high = wanted.step
+            chosen = [n for n in chosen if any(low <= s <= high for s in self.ledger.fates[self.ids[n]].steps)]
         if wanted.fate is not None:
             chosen = [n for n in chosen if self.ledger.fates[self.ids[n]].fate == wanted.fate]
         if wanted.lag is not None:
             low, high = wanted.lag
             chosen = [n for n in chosen if any(low <= lag <= high for lag in self.lags(n))]
-        return chosen if wanted.length is None else self._select_length(chosen, *wanted.length)
+        return chosen if wanted.length is None and not wanted.text else self._select_content(chosen, wanted)
 
-    def _select_length(self, chosen: list[int], low: float, high: float) -> list[int]:
+    def _select_content(self, chosen: list[int], wanted: GroupFilter) -> list[int]:
+        """Choose by what only the groups themselves know, which takes reading them."""
+        low, high = wanted.length or (-np.inf, np.inf)
         found = []
         for start in range(0, len(chosen), 256):
             chunk = chosen[start : start + 256]
-            for ordinal, group in zip(chunk, self._reader.read(chunk, self.snapshot), strict=True):
-                if low <= max((len(one.token_ids) for one in group.completions), default=0) <= high:
-                    found.append(ordinal)
+            for place, group in zip(chunk, self.read(chunk), strict=True):
+                fits = low <= max((len(one.token_ids) for one in group.completions), default=0) <= high
+                if fits and (not wanted.text or self._has_text(group, wanted.text.casefold())):
+                    found.append(place)
         return found
 
+    def _has_text(self, group: Group, text: str) -> bool:
+        tokens = [group.prompt.token_ids, *(one.token_ids for one in group.completions)]
+        texts = [*map(str, group.prompt.columns.values()), *(self._decode(one.tolist()) for one in tokens)]
+        return any(text in one.casefold() for one in texts)
+
     def sample(self) -> list[int]:
-        """Choose the first, middle and last trained group, with contrast if possible, and one group per other fate."""
+        """Choose the first, middle and last trained group, with contrast if possible, a replayed one, and one of each
+        other fate."""
         by_fate: dict[Fate, list[int]] = {}
-        for ordinal, group_id in enumerate(self.ids):
-            by_fate.setdefault(self.ledger.fates[group_id].fate, []).append(ordinal)
+        for place, group_id in enumerate(self.ids):
+            by_fate.setdefault(self.ledger.fates[group_id].fate, []).append(place)
         trained = by_fate.pop(Fate.TRAINED, [])
         with_contrast = [n for n in trained if self.columns.reward_std[n] > NO_CONTRAST] or trained
         chosen = [with_contrast[place] for place in (0, len(with_contrast) // 2, -1)] if with_contrast else []
-        return list(dict.fromkeys([*chosen, *(ordinals[-1] for ordinals in by_fate.values())]))
+        replayed = [n for n in with_contrast if len(self.ledger.fates[self.ids[n]].steps) > 1][-1:]
+        return list(dict.fromkeys([*chosen, *replayed, *(places[-1] for places in by_fate.values())]))
 
-    def load(self, ordinals: Sequence[int]) -> list[GroupView]:
+    def read(self, places: Sequence[int]) -> list[Group]:
+        """Read these groups from the log."""
+        return self._reader.read([self._ordinals[one] for one in places], self.snapshot) if len(places) else []
+
+    def load(self, places: Sequence[int]) -> list[GroupView]:
         """Read these groups from the log and decode them."""
-        groups = self._reader.read(ordinals, self.snapshot) if len(ordinals) else []
-        return [self._view(ordinal, group) for ordinal, group in zip(ordinals, groups, strict=True)]
+        return [self._view(place, group) for place, group in zip(places, self.read(places), strict=True)]
 
-    def _view(self, ordinal: int, group: Group) -> GroupView:
+    def _view(self, place: int, group: Group) -> GroupView:
         return GroupView(
             id=group.id,
             task=group.prompt.task,
@@ -151,7 +197,8 @@ class RunGroups:
             columns=group.prompt.columns,
             fate=describe_fate(self.ledger.fates[group.id]),
             version=group.oldest_version,
-            lags=self.lags(ordinal),
+            lags=self.lags(place),
+            trained=bool(self.ledger.fates[group.id].steps),
             completions=tuple(
                 CompletionView(
                     self._decode(one.token_ids.tolist()),
@@ -187,6 +234,14 @@ class RunGroups:
         return [advantage if trained else None for advantage, trained in pairs]
 
 
+def scope_of(directory: RunDirectory, config: Config) -> LedgerScope:
+    """Return which groups of its log belong to a run. `run/build.py` names groups and trainers."""
+    if config.run.experience:
+        own = f"g {directory.name}-"
+        return LedgerScope(f"trainer {directory.name}", lambda group_id: group_id.startswith(own))
+    return LedgerScope("trainer", lambda group_id: not re.match(r"g [0-9a-f]{8}-", group_id))
+
+
 def contrast_shares(columns: Columns, parts: int = 40) -> tuple[list[int], list[list[float]]]:
     """Return the shares of all-pass, mixed and all-fail groups in consecutive parts of the log.
 
@@ -205,17 +260,6 @@ def contrast_shares(columns: Columns, parts: int = 40) -> tuple[list[int], list[
     pieces = np.array_split(np.arange(len(rows)), min(parts, len(rows))) if len(rows) else []
     ends = [int(rows[piece[-1]]) + 1 for piece in pieces]
     return ends, [[float(kind[piece].mean()) for piece in pieces] for kind in (passed, mixed, ~mixed & ~passed)]
-
-
-def decoder(tokenizer: Path) -> Decoder:
-    """Return a function from token ids to text; without a tokenizer file it prints the ids."""
-    file = tokenizer / "tokenizer.json"
-    if not file.exists():
-        return lambda ids: "tokens " + " ".join(map(str, ids))
-    from tokenizers import Tokenizer
-
-    loaded: Tokenizer = Tokenizer.from_file(str(file))
-    return lambda ids: str(loaded.decode(list(ids), skip_special_tokens=False))
 
 
 def describe_fate(fate: GroupFate) -> str:

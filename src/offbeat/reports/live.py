@@ -1,10 +1,10 @@
 """The live view of a run: a screen that updates in place in a terminal or notebook, plain lines elsewhere."""
 
-import io
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -13,10 +13,21 @@ from rich.table import Table
 
 from offbeat.config import Config
 from offbeat.events import TROUBLE, EventKind
+from offbeat.reports.notebook import NotebookDisplay
+from offbeat.reports.working import TICK, Working
 from offbeat.run.journal import Phase
 from offbeat.types import Json
 
 BARS: Final = "▁▂▃▄▅▆▇█"
+AFTER: Final = {
+    EventKind.ESTIMATED: "publishing the first version",
+    EventKind.PUBLISHED: "workers load the version",
+    EventKind.WORKER_READY: "generating",
+    EventKind.EVALUATED: "generating",
+    EventKind.STEP: "generating",
+    EventKind.SAVED: "saving",
+}
+"""What usually happens after an event, until the next one."""
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
@@ -49,22 +60,6 @@ def bottleneck(seconds: Mapping[str, float]) -> str:
     return f"{phase} takes {share}"
 
 
-class NotebookDisplay:
-    """Update one output of a notebook cell in place. Needs no widgets."""
-
-    def __init__(self) -> None:
-        from IPython import display
-
-        self._display: Any = display
-        self._handle = self._display.display(self._display.HTML(""), display_id=True)
-
-    def update(self, screen: RenderableType) -> None:
-        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
-        console.print(screen)
-        html = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
-        self._handle.update(self._display.HTML(html))
-
-
 @dataclass
 class LiveView:
     """Shows the state of the run. Call it with every journal event."""
@@ -77,35 +72,58 @@ class LiveView:
     """The last `step` event."""
     published: int = 0
     pass_rate: str = ""
+    doing: str = "loading the model"
     _live: Live | NotebookDisplay | None = None
+    _working: Working | None = None
+    _news: float = field(default_factory=time.monotonic)
+    """When the last event came."""
 
     def __enter__(self) -> "LiveView":
         if self.console.is_terminal:
-            self._live = Live(self.render(), console=self.console, refresh_per_second=4)
+            self._live = Live(get_renderable=self.render, console=self.console, refresh_per_second=4)
             self._live.__enter__()
         elif self.console.is_jupyter and not self.console.quiet:
             self._live = NotebookDisplay()
+        elif not self.console.quiet:
+            self._working = Working(self.doing, after=TICK)
+            self._working.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         if isinstance(self._live, Live):
             self._live.__exit__(None, None, None)
+        if isinstance(self._live, NotebookDisplay):
+            self._live.update(self.render(), last=True)
+        if self._working is not None:
+            self._working.__exit__(None, None, None)
 
     def __call__(self, event: Mapping[str, Json]) -> None:
         kind = event["kind"]
         if kind == EventKind.STEP:
             self.step = event
-            self.rewards.append(self._metric("reward_mean"))
+            if (reward := self._metric("reward_mean")) is not None:
+                self.rewards.append(reward)
         elif kind == EventKind.PUBLISHED:
             self.published = cast(int, event["version"])
         elif kind == EventKind.EVALUATED and "pass@1" in event:
             value, low, high = cast(list[float], event["pass@1"])
-            self.pass_rate = f"{value:.3f} [{low:.3f}, {high:.3f}] at step {event.get('version', event['step'])}"
+            seen = " on training prompts" if event.get("held_out") is False else ""
+            self.pass_rate = f"{value:.3f} [{low:.3f}, {high:.3f}] at step {event.get('version', event['step'])}{seen}"
         elif kind == EventKind.ALARM:
             self.warnings.append(f"step {event['step']}: {event['says']}")
         elif kind in TROUBLE:
             self.warnings.append(f"step {event['step']}: {kind}: {event.get('why', event.get('worker', ''))}"[:200])
-        if self._live is not None:
+        self._show(event)
+
+    def _show(self, event: Mapping[str, Json]) -> None:
+        after = dict.fromkeys(AFTER, "training") if self.config.run.mode == "offline" else AFTER
+        self.doing, self._news = after.get(EventKind(str(event["kind"])), self.doing), time.monotonic()
+        if self._working is not None:
+            self._working.next(self.doing)
+        if isinstance(self._live, Live):
+            self._live.refresh()
+        elif self._live is not None:
+            self._live.add(event)
             self._live.update(self.render())
         elif line := self.line(event):
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -115,7 +133,7 @@ class LiveView:
         step, kind = event["step"], event["kind"]
         if kind == EventKind.STEP:
             return (
-                f"step {step}/{self.config.steps}  reward {self.rewards[-1]:.3f}  lag {self._metric('lag'):.1f}  "
+                f"step {step}/{self.config.steps}  reward {self._shown('reward_mean', '.3f')}  lag {self._lag()}  "
                 f"drift {self._drift()}" + (f"  replayed {event['replayed']}" if event.get("replayed") else "")
             )
         if kind == EventKind.PUBLISHED:
@@ -141,7 +159,8 @@ class LiveView:
             table.add_row("reward", f"{self.rewards[-1]:.3f}  {sparkline(self.rewards)}")
         if self.pass_rate:
             table.add_row("pass@1", self.pass_rate)
-        table.add_row("lag", f"{self._metric('lag'):.1f} (fresh groups at most {self.config.fresh_lag})")
+        limit = f" (fresh groups at most {self.config.fresh_lag})" if self.config.run.mode != "offline" else ""
+        table.add_row("lag", self._lag() + limit)
         budget = self.config.sync.drift_budget
         table.add_row("drift", self._drift() + (f" (budget {budget:g})" if budget else ""))
         due = f"at step {self.published + self.config.longest}"
@@ -149,20 +168,29 @@ class LiveView:
             due = f"when drift reaches its budget, {due} at the latest"
         elif self.config.sync.by_cost:
             due = f"when lag has cost more than a publish, {due} at the latest"
-        table.add_row("sync", f"version {self.published} published; next {due}")
+        if self.config.run.mode != "offline":
+            table.add_row("sync", f"version {self.published} published; next {due}")
         seconds = cast(dict[str, float], self.step.get("seconds", {}))
         total = sum(seconds.values()) or 1.0
         shares = ", ".join(f"{name} {100 * spent / total:.0f} %" for name, spent in seconds.items() if spent)
         table.add_row("time", f"{shares}\n{bottleneck(seconds)}")
+        if (silent := time.monotonic() - self._news) > TICK:
+            table.add_row("now", f"{self.doing}, {silent:.0f} s")
         for warning in self.warnings:
             table.add_row("warning", warning)
         return table
 
-    def _drift(self) -> str:
-        """Return the drift from the version published last, or that this batch has no token of it."""
-        metrics = cast(dict[str, float], self.step.get("metrics", {}))
-        return f"{metrics['drift_published']:.4f}" if "drift_published" in metrics else "unknown"
+    def _lag(self) -> str:
+        """Return the lag; unknown offline, where the versions of groups are of other runs."""
+        return "unknown" if self.config.run.mode == "offline" else self._shown("lag", ".1f")
 
-    def _metric(self, name: str) -> float:
-        metrics = cast(dict[str, float], self.step.get("metrics", {}))
-        return metrics.get(name) or 0.0
+    def _drift(self) -> str:
+        """Return the drift from the version published last; offline, from the policy that wrote the batch."""
+        return self._shown("drift_published" if self.config.run.mode != "offline" else "drift_tv_token", ".4f")
+
+    def _shown(self, name: str, form: str) -> str:
+        value = self._metric(name)
+        return "unknown" if value is None else format(value, form)
+
+    def _metric(self, name: str) -> float | None:
+        return cast(dict[str, float | None], self.step.get("metrics", {})).get(name)

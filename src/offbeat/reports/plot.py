@@ -1,14 +1,19 @@
 """Small SVG plots. Colors come from the page's CSS, so one drawing works in light and dark mode.
 
-A plot is about 400 pixels wide, like a column of the report and like a phone, so its text is never scaled down.
+A plot is about 400 pixels wide, like a column of the report and like a phone, so its text is never scaled down. The
+drawing needs no script; `values` is what the script of the page reads to show values under the pointer.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from typing import Final, Literal
+
+from offbeat.reports.words import visible
+from offbeat.types import Json
 
 WIDTH: Final = 400
 HEIGHT: Final = 210
@@ -21,7 +26,7 @@ MAX_POINTS: Final = 300
 MAX_MARKS: Final = 100
 COLORS: Final = 6
 
-Style = Literal["line", "faint", "dots", "stems"]
+Style = Literal["line", "faint", "dots", "stems", "area"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class Series:
     @property
     def css_class(self) -> str:
         """CSS classes. Series 7 to 12 reuse the six colors with dashes."""
+        if self.style == "area":
+            return f"s{self.color % COLORS}"
         return f"{self.style} c{self.color % COLORS}" + (" dashed" if self.color >= COLORS else "")
 
 
@@ -135,19 +142,38 @@ def downsample(x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS) -
     return [sum(x[p]) / len(x[p]) for p in parts], [sum(y[p]) / len(y[p]) for p in parts]
 
 
-def draw(plot: Plot) -> str:
-    """Return the plot as an SVG element. It contains no text from the model."""
+@dataclass(frozen=True)
+class Frame:
+    """Where the values of a plot are in its drawing."""
+
+    x: Scale
+    y: Scale
+    labels: Sequence[str]
+    """Of the ticks of y."""
+    left: float
+
+
+def frame(plot: Plot) -> Frame:
+    """Choose scales and ticks that hold all series, marks and the level of a plot."""
     xs = [value for one in plot.series for value in one.x] + list(plot.marks)
     ys = [value for one in plot.series for value in (*one.y, *_interval_ends(one))]
     ys += [] if plot.level is None else [plot.level]
     low, high = plot.y_range or (min(ys), max(ys))
-    ticks = round_ticks(low, high)
+    constant = 0 < low <= high <= low * (1 + 1e-9)  # drawn above 0, not on the axis
+    ticks = round_ticks(0.0 if constant else low, high)
     labels = [tick_label(tick) for tick in ticks]
     left = 10 + CHAR_WIDTH * max(map(len, labels))
     y = Scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP, ticks)
     x_ticks = [tick for tick in round_ticks(min(xs), max(xs), 5) if min(xs) <= tick <= max(xs)]
     x = Scale(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, left + 4, WIDTH - RIGHT, x_ticks)
-    parts = [*_axes(x, y, labels, left, plot.x_name)]
+    return Frame(x, y, labels, left)
+
+
+def draw(plot: Plot) -> str:
+    """Return the plot as an SVG element. It contains no text from the model."""
+    place = frame(plot)
+    x, y, left = place.x, place.y, place.left
+    parts = [*_axes(x, y, place.labels, left, plot.x_name)]
     if plot.shows_marks:
         parts += [f'<path class="mark" d="M{x(at):.1f} {TOP}V{HEIGHT - BOTTOM}"/>' for at in plot.marks]
     if plot.level is not None:
@@ -155,6 +181,31 @@ def draw(plot: Plot) -> str:
     for one in plot.series:
         parts += _draw_series(one.downsampled(), x, y)
     return _svg(f"{plot.title}, by {plot.x_name}", parts)
+
+
+def values(plot: Plot) -> str:
+    """Return as JSON what the page's script needs to show values: the scales, and every point that is drawn.
+
+    >>> one = json.loads(values(Plot("Reward", [Series("mean", [1, 2], [0.25, 0.5])])))
+    >>> one["name"], one["series"][0]["y"], one["x"][:2]
+    ('step', [0.25, 0.5], [1, 2])
+    """
+    place = frame(plot)
+    series = []
+    for one in plot.series:
+        shown = one.downsampled()
+        numbers = {"x": shown.x, "y": shown.y, "low": shown.low, "high": shown.high}
+        kept: dict[str, Json] = {name: [_short(value) for value in some] for name, some in numbers.items() if some}
+        each = math.ceil(len(one.x) / MAX_POINTS)
+        series.append({"name": visible(one.name), "key": f"key {one.css_class}", "each": each, **kept})
+    scales = {name: [scale.low, scale.high, scale.start, scale.end] for name, scale in (("x", place.x), ("y", place.y))}
+    return json.dumps({"name": plot.x_name, **scales, "series": series}, separators=(",", ":"))
+
+
+def _short(value: float) -> float:
+    """Keep six digits, as many as anyone reads."""
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
 def _svg(label: str, parts: Sequence[str]) -> str:

@@ -1,109 +1,18 @@
-"""Everything a report uses from one run directory, and predicted against realized improvement at each publish."""
+"""Everything a report uses from one run directory."""
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from offbeat.config import Config
 from offbeat.errors import ConservationError
-from offbeat.experience.index import NO_VERSION, Columns
 from offbeat.experience.ledger import Fate
-from offbeat.reports.groups import NO_CONTRAST, RunGroups
+from offbeat.reports.groups import RunGroups
 from offbeat.reports.history import RunHistory, RunState, read_history, state_of
+from offbeat.reports.improvement import Improvement, improvements, rewards_by_version
 from offbeat.run.directory import RunDirectory
 from offbeat.types import Json
-
-
-@dataclass(frozen=True)
-class VersionReward:
-    """Rewards of the groups that one version generated."""
-
-    mean: float
-    error: float
-    """Standard error of the mean over groups."""
-    contrast: float
-    """Share of groups whose rewards differ."""
-
-
-@dataclass(frozen=True)
-class Improvement:
-    """Change in reward from the versions that wrote a batch to the version published after it."""
-
-    version: int
-    predicted: float
-    realized: float
-    margin: float
-    """Half the 95 % interval of the realized change."""
-
-    @property
-    def agrees(self) -> bool:
-        """True if the prediction is within the interval."""
-        return abs(self.predicted - self.realized) <= self.margin
-
-
-def rewards_by_version(columns: Columns) -> dict[int, VersionReward]:
-    """Return the rewards of each version with at least two scored groups, trained on or not."""
-    found = {}
-    usable = columns.scored > 0
-    for version in np.unique(columns.oldest_version[usable]).tolist():
-        rows = usable & (columns.oldest_version == version)
-        means = columns.reward_mean[rows].astype(np.float64)
-        if version != NO_VERSION and len(means) > 1:
-            error = float(means.std(ddof=1)) / math.sqrt(len(means))
-            contrast = float((columns.reward_std[rows] > NO_CONTRAST).mean())
-            found[version] = VersionReward(float(means.mean()), error, contrast)
-    return found
-
-
-def improvements(
-    history: RunHistory, rewards: Mapping[int, VersionReward], *, contrast_only: bool
-) -> list[Improvement]:
-    """Return one entry for each publish if the new version and all versions in its batch have rewards.
-
-    Args:
-        history: The history of the run.
-        rewards: Rewards by version.
-        contrast_only: True if batches contain only groups whose rewards differ. The prediction is about the batch, so
-            it is scaled by the share of such groups.
-    """
-    steps = {one.step: one for one in history.steps}
-    found = []
-    for publish in history.publishes:
-        step, after = steps.get(publish.version), rewards.get(publish.version)
-        if step is None or after is None or "predicted_gain" not in step.metrics:
-            continue
-        if not step.versions or not step.versions.keys() <= rewards.keys():
-            continue
-        total = sum(step.versions.values())
-        before = [(count / total, rewards[version]) for version, count in step.versions.items()]
-        scale = sum(share * one.contrast for share, one in before) if contrast_only else 1.0
-        error = math.sqrt(after.error**2 + sum((share * one.error) ** 2 for share, one in before))
-        found.append(
-            Improvement(
-                publish.version,
-                step.metrics["predicted_gain"] * scale,
-                after.mean - sum(share * one.mean for share, one in before),
-                1.96 * error,
-            )
-        )
-    return found
-
-
-def summarize_improvements(found: Sequence[Improvement]) -> str:
-    """Return the totals in one sentence.
-
-    >>> summarize_improvements([Improvement(8, 0.05, 0.03, 0.04), Improvement(16, 0.1, 0.0, 0.05)])
-    'Over 2 publishes: predicted +0.150, realized +0.030; 1 of 2 predictions are within the 95 % interval.'
-    """
-    predicted, realized = sum(one.predicted for one in found), sum(one.realized for one in found)
-    return (
-        f"Over {len(found)} publishes: predicted {predicted:+.3f}, realized {realized:+.3f}; "
-        f"{sum(one.agrees for one in found)} of {len(found)} predictions are within the 95 % interval."
-    )
 
 
 @dataclass(frozen=True)
@@ -120,13 +29,15 @@ class RunRecord:
     """None if there is no experience log yet."""
 
     @classmethod
-    def load(cls, path: Path) -> "RunRecord":
+    def load(cls, path: Path, name: str = "") -> "RunRecord":
         """Read a run directory; works while the run is running. Raises `RunError` if `path` is not one."""
         directory = RunDirectory(path)
         config = directory.config()
         history = read_history(directory)
+        if config.run.mode == "offline":
+            history = _without_lags(history)
         return cls(
-            name=path.resolve().name,
+            name=name or path.resolve().name,
             path=path,
             config=config,
             environment=_environment(path / "environment.json"),
@@ -134,6 +45,18 @@ class RunRecord:
             state=state_of(directory, history, config.steps),
             groups=RunGroups.open(directory, config),
         )
+
+    @property
+    def steps(self) -> int:
+        """The last step that the run was asked for."""
+        return self.history.planned or max(self.config.steps, self.history.last_step)
+
+    @property
+    def title(self) -> str:
+        """The model, the task and the objective of the run."""
+        config = self.config
+        model, task = (one.rstrip("/").split("/")[-1] for one in (config.model.path, config.task.name))
+        return f"{model or 'no model'} on {task.removesuffix('.py')} with {config.objective.preset}"
 
     @property
     def shares_log(self) -> bool:
@@ -172,6 +95,15 @@ class RunRecord:
             return {}
         order = [Fate.TRAINED, Fate.WAITING, Fate.IN_FLIGHT, *Fate]
         return {fate.value: count for fate in dict.fromkeys(order) if (count := self.groups.ledger.counts[fate])}
+
+
+def _without_lags(history: RunHistory) -> RunHistory:
+    """Return the history of an offline run, whose groups have versions of other runs: no lag can be known."""
+    steps = [
+        replace(one, metrics={name: v for name, v in one.metrics.items() if name != "lag"}, by_lag={}, lags=())
+        for one in history.steps
+    ]
+    return replace(history, steps=steps)
 
 
 def _environment(file: Path) -> Mapping[str, Json]:

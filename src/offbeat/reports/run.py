@@ -1,15 +1,18 @@
-"""A run directory, opened for reading from Python: metrics and evaluations as frames, groups, the policy, a plot."""
+"""A run directory, opened from Python: metrics and evaluations as frames, groups, the policy, a plot, the report."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from offbeat.config import Config
 from offbeat.errors import RunError, suggest_nearest
+from offbeat.reports.chart import Chart
 from offbeat.reports.history import read_history, state_of
 from offbeat.run.directory import RunDirectory
+from offbeat.run.event_loop import outside_event_loop
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, opened for reading; works while the run is training.
+    """A run directory. It can be opened at any time, also while the run is training.
+
+        run = offbeat.Run("runs/one")
+        run.metrics.tail()
+        run.plot()
+        run.generate("17+25=")
 
     >>> Run("runs/one").path.as_posix()
     'runs/one'
@@ -46,6 +54,7 @@ class Run:
         """'running', 'paused', 'finished', 'stopped' (before its last step) or 'crashed' (killed or failed)."""
         return str(state_of(self.directory, read_history(self.directory), self.config.steps))
 
+    @property
     def metrics(self) -> "pd.DataFrame":
         """One row per step, one column per metric; steps that a resume took back are left out.
 
@@ -59,13 +68,16 @@ class Run:
         )
 
     def evaluations(self) -> "pd.DataFrame":
-        """One row per evaluation: `pass@1` and the like, with `… low` and `… high` of its 95 % interval."""
+        """One row per evaluation: `pass@1` and the like, with `… low` and `… high` of its 95 % interval.
+
+        `prompts` counts distinct prompts; `held_out` is False if the run is also trained on them.
+        """
         import pandas as pd
 
         rows = {}
         for point in read_history(self.directory).evaluations:
             cells = [(name, *estimate) for name, estimate in point.estimates.items()]
-            rows[point.step] = {
+            rows[point.step] = {"prompts": point.prompts, "held_out": point.held_out} | {
                 key: value for name, mid, low, high in cells
                 for key, value in ((name, mid), (f"{name} low", low), (f"{name} high", high))
             }  # fmt: skip
@@ -95,19 +107,67 @@ class Run:
             AutoTokenizer.from_pretrained(str(self.directory.tokenizer), local_files_only=True),
         )
 
-    def plot(self, *metrics: str, to: str | os.PathLike[str] = "curve.svg") -> Path:
-        """Draw metrics by step into one SVG file and return its path; by default the mean reward and pass@1."""
+    def generate(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        *,
+        samples: int = 1,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ) -> list[str]:
+        """Return completions of a prompt, text or chat messages, by the policy of the newest checkpoint.
+
+        Temperature and length are those of the run unless given; temperature 0 is greedy.
+        """
+        from offbeat.run.evaluation_model import policy_sampler
+        from offbeat.tasks.data import Example
+        from offbeat.trainer.export import find_checkpoint
+
+        settings = self.config.sampling
+        heat = settings.temperature if temperature is None else temperature
+        model, tokenizer = _load(self, find_checkpoint(self.path))
+        sampler = policy_sampler(model, tokenizer, heat, max_tokens or settings.max_tokens)
+        asked = Example("prompt", prompt if isinstance(prompt, str) else tuple(prompt))
+        return outside_event_loop(lambda: sampler.answers(asked, samples, seed))
+
+    def plot(self, *metrics: str, to: str | os.PathLike[str] | None = None) -> Chart:
+        """Draw metrics by step, by default the mean reward and pass@1. With `to`, write the SVG file as well."""
         from offbeat.reports.plot import Plot, Series, standalone
 
-        frame, series = self.metrics(), []
+        frame, series = self.metrics, []
         for number, name in enumerate(metrics or ("reward_mean",)):
             if name not in frame:
                 raise RunError(f"{self.path} has no metric {name!r}; {suggest_nearest(name, frame.columns)}")
             values = frame[name].dropna()
             series.append(Series(name, values.index.tolist(), values.tolist(), color=number))
         if not metrics and "pass@1" in (evaluated := self.evaluations()):
-            values = evaluated["pass@1"]
+            values = evaluated["pass@1"].dropna()
             series.append(Series("pass@1", values.index.tolist(), values.tolist(), color=1))
-        path = Path(to)
-        path.write_text(standalone(Plot(self.path.name, series)), encoding="utf-8")
+        chart = Chart(standalone(Plot(self.path.name, series)))
+        if to is not None:
+            chart.save(to)
+        return chart
+
+    def report(self, to: str | os.PathLike[str] | None = None) -> Path:
+        """Write the HTML report, by default into the run directory, and return its path."""
+        from offbeat.reports.page import write_report
+
+        path = Path(to) if to is not None else self.path / "report.html"
+        write_report([self.path], path)
         return path
+
+    def export(self, to: str | os.PathLike[str], dtype: str = "bfloat16") -> Path:
+        """Write the policy of the newest checkpoint as a Hugging Face model directory, and return its path."""
+        import torch
+
+        from offbeat.trainer.export import export
+
+        export(self.path, Path(to), dtype=getattr(torch, dtype))
+        return Path(to)
+
+
+@lru_cache(maxsize=1)
+def _load(run: Run, checkpoint: Path) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """Load the policy of a run's newest checkpoint and its tokenizer; the next prompt uses them again."""
+    return run.policy(), run.tokenizer()

@@ -44,6 +44,8 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """0 samples from the whole vocabulary."""
+    min_tokens: int = 0
+    """Before so many tokens no stop token is sampled. Behavior log-probs are of the distribution without them."""
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ class GroupMaker:
     def _request(self, lease: PromptLease) -> Request:
         size, sampling = self.size, self.sampling
         if lease.evaluation is not None:
-            size = lease.evaluation.size
-            sampling = replace(sampling, temperature=lease.evaluation.temperature, top_p=1.0, top_k=0)
+            size, top_k = lease.evaluation.size, int(lease.evaluation.greedy)  # top_k = 1 is greedy
+            sampling = replace(sampling, temperature=lease.evaluation.temperature, top_p=1.0, top_k=top_k)
         return Request(lease.group_id, lease.prompt.token_ids, size, sampling, lease.seed)
 
     async def _score(self, lease: PromptLease, completions: tuple[Completion, ...]) -> Group:
@@ -102,7 +102,11 @@ class Episodes:
                 f"{request.completion_id(index)}@{len(so_far)}",
                 [*prompt_ids, *so_far],
                 size=1,
-                sampling=replace(request.sampling, max_tokens=max_tokens - len(so_far)),
+                sampling=replace(
+                    request.sampling,
+                    max_tokens=max_tokens - len(so_far),
+                    min_tokens=max(0, request.sampling.min_tokens - len(so_far)),
+                ),
                 seed=derive(request.seed, "episode", index, len(so_far)),
             )
             [[completion]] = asyncio.run_coroutine_threadsafe(engine.generate([turn]), loop).result()

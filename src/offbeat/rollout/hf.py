@@ -70,7 +70,7 @@ class HfEngine:
     @classmethod
     def start(cls, directory: Path, *, dtype: str = "float32", device: str | None = None) -> "HfEngine":
         """Load a model directory as version 0. Code in the directory is never executed."""
-        place = device or (torch.accelerator.current_accelerator() or torch.device("cpu"))
+        place = device or (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu"))
         model = AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=dtype, local_files_only=True, trust_remote_code=False
         )
@@ -184,8 +184,11 @@ class HfEngine:
         device = self._model.device
         logits_NV, cache, present_NT = self._prefill(rows)
         stops = set(sampling.stop_token_ids)
+        stops_S = torch.tensor(sampling.stop_token_ids, dtype=torch.long, device=device)
         active = list(range(len(rows)))  # for each line of the batch, the index of its row
         for position in range(sampling.max_tokens):
+            if position < sampling.min_tokens:
+                logits_NV = logits_NV.index_fill(-1, stops_S, -torch.inf)
             logprobs_NV = sampled_from(logits_NV, sampling.temperature, sampling.top_p, sampling.top_k)
             uniform_N = torch.tensor([rows[row].uniforms[position] for row in active], dtype=torch.float64)
             ids_N = draw(logprobs_NV, uniform_N.to(device))

@@ -11,9 +11,10 @@ that appends its group after all does no harm: in the experience log, the first 
 """
 
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Protocol, cast
 
 from offbeat.seeds import derive
@@ -27,6 +28,7 @@ class EvaluationSampling:
     size: int
     """Completions of the prompt."""
     temperature: float
+    greedy: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,12 @@ class PromptLeases:
         """
         self._prompt_at, self._name, self._seed, self._seconds = prompt_at, name, seed, seconds
         self._next = 0
-        self._returned: deque[int] = deque()
+        self._returned: set[int] = set()
+        self._return_order: list[int] = []  # a heap; positions that are no longer in `_returned` are skipped
         self._out: dict[int, PromptLease] = {}
+        self._deadlines: list[tuple[float, int]] = []  # a heap; entries of ended or renewed leases are skipped
+        self.versions_out: Counter[int] = Counter()
+        """How many prompts are leased to workers of each version."""
 
     def take(self, count: int, now: float, by: str, version: int | None) -> list[PromptLease]:
         """Lease the next prompts. Prompts that came back go first."""
@@ -100,12 +106,20 @@ class PromptLeases:
         return [self._lease(now + self._seconds, by, version) for _ in range(count)]
 
     def _lease(self, deadline: float, by: str, version: int | None) -> PromptLease:
-        if self._returned:
-            position = self._returned.popleft()
-        else:
-            position, self._next = self._next, self._next + 1
+        position = self._next_position()
         self._out[position] = replace(self._lease_at(position), deadline=deadline, by=by, version=version)
+        heappush(self._deadlines, (deadline, position))
+        self._count_version(self._out[position], 1)
         return self._out[position]
+
+    def _next_position(self) -> int:
+        while self._return_order:
+            position = heappop(self._return_order)
+            if position in self._returned:
+                self._returned.remove(position)
+                return position
+        self._next += 1
+        return self._next - 1
 
     def _lease_at(self, position: int) -> PromptLease:
         seed = derive(self._seed, "rollout", position)
@@ -114,33 +128,66 @@ class PromptLeases:
     def renew(self, group_ids: Iterable[str], now: float, by: str) -> list[str]:
         """Give the leases of a worker a new deadline; return the ids among them that it no longer holds."""
         self.expire(now)
-        held = {lease.group_id: position for position, lease in self._out.items() if lease.by == by}
-        asked = list(group_ids)
-        for position in (held[one] for one in asked if one in held):
-            self._out[position] = replace(self._out[position], deadline=now + self._seconds)
-        return [one for one in asked if one not in held]
+        lost = []
+        for name in group_ids:
+            [position] = self._positions([name]) or [-1]
+            lease = self._out.get(position)
+            if lease is None or lease.by != by:
+                lost.append(name)
+            else:
+                self._out[position] = replace(lease, deadline=now + self._seconds)
+                heappush(self._deadlines, (now + self._seconds, position))
+        return lost
 
     def finish(self, group_ids: Iterable[str]) -> int:
         """Note that these groups are in the log, from any worker; return how many of them were still unanswered."""
         done = self._positions(group_ids)
-        unanswered = done & (self._out.keys() | set(self._returned))
-        for position in done:
-            self._out.pop(position, None)
-        self._returned = deque(position for position in self._returned if position not in done)
+        unanswered = [position for position in done if position in self._out or position in self._returned]
+        for position in unanswered:
+            self._end(position)
+            self._returned.discard(position)
         return len(unanswered)
 
     def give_back(self, group_ids: Iterable[str]) -> None:
-        """Put prompts at the head of the queue, in their order. Ids that are not leased are ignored."""
-        back = sorted(self._positions(group_ids) & self._out.keys())
-        for position in back:
-            del self._out[position]
-        self._returned.extendleft(reversed(back))
+        """Let prompts be leased again, before any new one. Ids that are not leased are ignored."""
+        for position in self._positions(group_ids):
+            if self._end(position):
+                self._returned.add(position)
+                heappush(self._return_order, position)
+
+    def _end(self, position: int) -> bool:
+        """End the lease of a prompt; return False if it is not leased."""
+        lease = self._out.pop(position, None)
+        if lease is not None:
+            self._count_version(lease, -1)
+        return lease is not None
+
+    def _count_version(self, lease: PromptLease, change: int) -> None:
+        if lease.version is None:
+            return
+        self.versions_out[lease.version] += change
+        if not self.versions_out[lease.version]:
+            del self.versions_out[lease.version]
 
     def expire(self, now: float) -> list[PromptLease]:
         """Take back the leases whose deadline has passed, and return them."""
-        late = [lease for lease in self._out.values() if lease.deadline < now]
-        self.give_back(lease.group_id for lease in late)
+        late = []
+        while (deadline := self.next_deadline) is not None and deadline < now:
+            lease = self._out[heappop(self._deadlines)[1]]
+            late.append(lease)
+            self.give_back([lease.group_id])
         return late
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest deadline of a lease; None if nothing is leased."""
+        while self._deadlines:
+            deadline, position = self._deadlines[0]
+            lease = self._out.get(position)
+            if lease is not None and lease.deadline == deadline:
+                return deadline
+            heappop(self._deadlines)
+        return None
 
     def _positions(self, group_ids: Iterable[str]) -> set[int]:
         prefix = f"{self._name}-"
@@ -148,17 +195,23 @@ class PromptLeases:
 
     def state(self) -> dict[str, Json]:
         """Return the state for a checkpoint. Prompts that are leased now count as unanswered."""
-        return {"next": self._next, "unanswered": [*sorted({*self._out, *self._returned})]}
+        return {"next": self._next, "unanswered": [*sorted(self._returned.union(self._out))]}
 
     def restore(self, state: dict[str, Json]) -> None:
         """Go back to `state`; no prompt is leased."""
-        self._next, self._out = cast(int, state["next"]), {}
-        self._returned = deque(cast(list[int], state["unanswered"]))
+        self._next, self._out, self._deadlines, self.versions_out = cast(int, state["next"]), {}, [], Counter()
+        self._return_order = sorted(cast(list[int], state["unanswered"]))
+        self._returned = set(self._return_order)
 
     @property
     def out(self) -> list[PromptLease]:
         """The current leases."""
         return list(self._out.values())
+
+    @property
+    def count_out(self) -> int:
+        """How many prompts are leased now."""
+        return len(self._out)
 
 
 class LocalPrompts:

@@ -1,9 +1,9 @@
 """The vLLM engine: an embedded `AsyncLLM`, no HTTP server, exact version labels.
 
                  generate, logprobs                     load(version, weights)
-                        │                                 │ 1 write weights to shared memory; generation continues
+                        │                                 │ 1 load beside the version that generates (on CPU)
    one vLLM request per completion;                       │ 2 pause: keep running requests, or drain them
-   its cache salt is the load under                       │ 3 layerwise reload in the workers, new version label
+   its cache salt is the load under                       │ 3 the loaded version takes over, new version label
    which it was submitted                                 │ 4 restart requests without a token, with the new salt
                         ▼                                 ▼ 5 resume
                  vLLM's engine core process and its workers (`vllm_worker.py`)
@@ -13,8 +13,7 @@ find keys and values of the previous version under its own salt. With step 4 the
 version span was computed by that version from its first prompt token to its last. Only a request that already has
 tokens continues with its keys and values; its completion has two version spans.
 
-Only `vllm*.py` import vLLM. vLLM's `nccl` transfer backends would replace step 1 and the receiving half of step 3
-(`WorkerPart.offbeat_receive`), and nothing else. `vllm_owner.py` ends the processes if their owner is killed.
+Only `vllm*.py` import vLLM. On GPU step 3 is the whole reload. `vllm_owner.py` ends processes whose owner is killed.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ from offbeat.rollout.vllm_settings import (
     sampling_params,
     start_llm,
 )
-from offbeat.rollout.vllm_worker import GRACE, SharedWeights, check_weights, saved_shapes
+from offbeat.rollout.vllm_worker import GRACE, SharedWeights, check_weights, prepare, saved_shapes
 from offbeat.seeds import derive
 from offbeat.types import Completion, Finish, VersionSpan
 
@@ -112,7 +111,7 @@ class VllmEngine:
 
         Args:
             model_dir: Written by `save_pretrained`, with safetensors.
-            dtype: The dtype of computation and of the weights in every version.
+            dtype: Of the weights in every version, and of computation unless the CPU only emulates it.
             max_model_len: Most tokens of a prompt with its completion.
             max_num_seqs: Completions generated concurrently; others wait.
             on_update: At a load, `keep` running completions and continue them under the new version, or `drain` them.
@@ -232,14 +231,15 @@ class VllmEngine:
         self._llm.engine_core.resources.ctx.destroy(linger=0)
 
     async def _update(self, version: int, shared: SharedWeights) -> None:
-        """Do steps 2 to 5 of a load."""
+        """Load the version and let it take over: steps 1 to 5."""
+        await prepare(self._llm, shared)
         mode = "keep" if self._on_update == "keep" else "wait"
-        # Not `pause_generation`, which sleeps 20 ms more while everything waits.
+        # `pause_generation` would sleep 20 ms more while everything waits.
         await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=False)
         paused = time.monotonic()
         self._loads += 1
         submitted_before = list(self._writing)
-        await self._llm.collective_rpc("offbeat_receive", args=(shared.path, shared.table))
+        await self._llm.collective_rpc("offbeat_take_over", args=(shared.path, shared.table))
         await self._llm.update_weight_version(str(version))
         # The same or an earlier version may be loaded to correct wrong weights: then restart every request.
         keep = mode == "keep" and version > self._label

@@ -1,10 +1,13 @@
 """How a version reaches vLLM's workers: through shared memory, and a layerwise reload inside each worker.
 
+On CPU the reload fills a twin of the model (`vllm_twin.py`) while the model generates; on GPU it fills the model.
+
 Before it pauses generation, the engine writes the weights once to an anonymous file in memory (memfd). The workers map
 the same pages, so nothing is sent or pickled. The kernel frees the memory when the last process closes it, even after a
 crash.
 """
 
+import asyncio
 import json
 import mmap
 import os
@@ -18,12 +21,16 @@ from safetensors import safe_open
 from torch import Tensor
 
 from offbeat.rollout.engine import Weights
+from offbeat.rollout.vllm_twin import Twin, can_have_twin
 
 if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 HEAD: Final = "lm_head.weight"
 _ALIGNMENT: Final = 64
+POLL: Final = 0.02
+"""Seconds between two questions whether a version is prepared. Each is answered between two steps of the engine."""
 GRACE: Final = 15.0
 """Seconds that an engine core has to end by itself before it is killed."""
 
@@ -81,10 +88,34 @@ class WorkerPart:
 
     model_runner: "GPUModelRunner"
 
-    def offbeat_receive(self, path: str, table: str) -> None:
-        """Replace all weights. With tensor parallel, each worker reads everything and keeps its part.
+    offbeat_twin: Twin | None = None
 
-        On CPU, vLLM prepacks linear layers and drops their plain weights, so it cannot load into the live model. A
+    def offbeat_prepare(self, path: str, table: str) -> None:
+        """Begin to load a version into the twin while the model generates. On GPU there is no memory for a twin."""
+        live = self.model_runner.get_model()
+        if self.offbeat_twin is None and self.model_runner.device.type == "cpu" and can_have_twin(live):
+            self.offbeat_twin = Twin(live)
+            for layer, copy in self.offbeat_twin.pairs:
+                copy_reload_record(layer, copy)
+        if self.offbeat_twin is not None:
+            self.offbeat_twin.load(lambda model: self.offbeat_reload(model, path, table))
+
+    def offbeat_is_prepared(self) -> bool:
+        """Return whether `offbeat_take_over` need not wait. Raises the error of a load that failed."""
+        return self.offbeat_twin is None or self.offbeat_twin.join(timeout=0.0)
+
+    def offbeat_take_over(self, path: str, table: str) -> None:
+        """Replace all weights of the model, which must not be generating."""
+        if self.offbeat_twin is None:
+            self.offbeat_reload(self.model_runner.get_model(), path, table)
+        else:
+            self.offbeat_twin.join()
+            self.offbeat_twin.take_over()
+
+    def offbeat_reload(self, model: torch.nn.Module, path: str, table: str) -> None:
+        """Load a version into a model. With tensor parallel, each worker reads everything and keeps its part.
+
+        On CPU, vLLM prepacks linear layers and drops their plain weights, so it cannot load into them as they are. A
         layerwise reload restores the loadable form of each layer, fills it and packs it again. On GPU it fills one
         layer at a time beside the live one and copies it into the tensors that were there before, so captured CUDA
         graphs and compiled code, which hold their addresses, read the new version.
@@ -92,11 +123,11 @@ class WorkerPart:
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-        model, config = self.model_runner.get_model(), self.model_runner.vllm_config
+        config = self.model_runner.vllm_config
         # The device is where layers are made anew. `torch.frombuffer` does not follow it: weights arrive on the host.
         with set_current_vllm_config(config), torch.device(self.model_runner.device):
             initialize_layerwise_reload(model)
-            model.load_weights(self.offbeat_weights(path, table))
+            model.load_weights(self.offbeat_weights(path, table))  # type: ignore[operator]
             finalize_layerwise_reload(model, config.model_config)
             self.offbeat_repair_heads(model)
 
@@ -116,6 +147,28 @@ class WorkerPart:
         for module in model.modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
+
+
+def copy_reload_record(layer: torch.nn.Module, copy: torch.nn.Module) -> None:
+    """Give a copy of a layer its own record of how the layer looks before packing, which vLLM keeps by layer."""
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+    from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
+    from vllm.model_executor.model_loader.reload.sanitize import sanitize_layer_refs
+    from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
+
+    known = LAYERWISE_INFO[layer]
+    parameters, buffers = (
+        {name: sanitize_layer_refs(to_meta_tensor(tensor), layer) for name, tensor in kind.items()}
+        for kind in known.restore_metadata
+    )
+    LAYERWISE_INFO[copy] = LayerReloadingInfo((parameters, buffers), known.restore_device)
+
+
+async def prepare(llm: "AsyncLLM", shared: SharedWeights) -> None:
+    """Load a version beside the one that generates, in all workers."""
+    await llm.collective_rpc("offbeat_prepare", args=(shared.path, shared.table))
+    while not all(await llm.collective_rpc("offbeat_is_prepared")):
+        await asyncio.sleep(POLL)
 
 
 def saved_shapes(model_dir: Path) -> dict[str, list[int]]:

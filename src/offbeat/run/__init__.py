@@ -1,6 +1,7 @@
 """A run: lockstep, concurrent or offline, all in one loop.
 
-the loop      loop.py (drawn at its top), protocols.py, admission.py, desk.py, fleet.py, cadence.py, health.py
+the loop      loop.py (drawn at its top), protocols.py, admission.py, desk.py, waiting_line.py, fleet.py,
+              cadence.py, health.py
 its parts     build.py (from a configuration), learner.py (the trainer), evaluation.py
 where it runs local.py (one process), ray/ (actors on a cluster)
 its records   directory.py, journal.py, sinks.py

@@ -10,7 +10,8 @@ the bound holds, no token is wasted, and slow prompts are not dropped more often
 oldest version first, which is the order of deadlines. If any order trains all groups in time, this one does.)
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,8 +38,8 @@ class Admission(Protocol):
     def room(self, now: Progress, version: int) -> int:
         """Return how many groups a worker that serves `version` may start."""
 
-    def can_train_in_time(self, k: int, versions: Sequence[int]) -> bool:
-        """True if groups of these versions, some still in flight, can all be trained from step k on before they expire.
+    def can_train_in_time(self, k: int, versions: Mapping[int, int]) -> bool:
+        """True if so many groups of each version, some in flight, can all be trained from step k on before they expire.
 
         The loop asks before each step that would leave groups in flight.
         """
@@ -55,7 +56,7 @@ class LockstepAdmission:
     def room(self, now: Progress, version: int) -> int:
         return max(0, now.missing - now.in_flight) if version == now.published else 0
 
-    def can_train_in_time(self, k: int, versions: Sequence[int]) -> bool:
+    def can_train_in_time(self, k: int, versions: Mapping[int, int]) -> bool:
         """Always False: a step waits for every group in flight, even if other groups already fill the batch."""
         return False
 
@@ -83,13 +84,15 @@ class ConcurrentAdmission:
         ahead = (self.max_lag - lag + 1) * self.fresh - now.waiting - now.in_flight
         return max(0, ahead, now.missing - now.in_flight)
 
-    def can_train_in_time(self, k: int, versions: Sequence[int]) -> bool:
+    def can_train_in_time(self, k: int, versions: Mapping[int, int]) -> bool:
         """See `Admission`.
 
-        >>> ConcurrentAdmission(max_lag=2, fresh=1).can_train_in_time(k=10, versions=[8, 8])   # the second: lag 3
+        >>> ConcurrentAdmission(max_lag=2, fresh=1).can_train_in_time(k=10, versions={8: 2})   # the second: lag 3
         False
         """
-        return all(k + place // self.fresh - v <= self.max_lag for place, v in enumerate(sorted(versions)))
+        ahead = itertools.accumulate(versions[version] for version in sorted(versions))
+        last_step = (k + (count - 1) // self.fresh for count in ahead)
+        return all(step - version <= self.max_lag for step, version in zip(last_step, sorted(versions), strict=True))
 
 
 @dataclass(frozen=True)
@@ -99,5 +102,5 @@ class OfflineAdmission:
     def room(self, now: Progress, version: int) -> int:
         return 0
 
-    def can_train_in_time(self, k: int, versions: Sequence[int]) -> bool:
+    def can_train_in_time(self, k: int, versions: Mapping[int, int]) -> bool:
         return True

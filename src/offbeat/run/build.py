@@ -6,7 +6,7 @@ The functions are in the order in which a run calls them: task and tokenizer, tr
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -17,13 +17,14 @@ from transformers.utils.logging import disable_progress_bar
 from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.events import EventKind
+from offbeat.experience.index_files import IndexFiles
+from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
 from offbeat.experience.priors import HALFLIFE, PromptPriors
-from offbeat.experience.sampler import Sampler, SamplerLimits
+from offbeat.experience.sampler import Sampler
 from offbeat.experience.schema import Snapshot
 from offbeat.experience.validation import ValidationRules
-from offbeat.hub import model_directory
 from offbeat.objective.spec import Advantage, Need
 from offbeat.placement.plan import ENGINE_SHARE, EnginePlace
 from offbeat.rollout.engine import Engine, Sampling
@@ -35,7 +36,7 @@ from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmiss
 from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
 from offbeat.run.desk import Desk
 from offbeat.run.directory import PauseFile, RunDirectory
-from offbeat.run.evaluation import evaluation_prompts
+from offbeat.run.evaluation import LoggedPrompts, evaluation_prompts
 from offbeat.run.evaluation_leases import EvaluationSchedule
 from offbeat.run.evaluation_rounds import EngineEvaluation, EvaluationRounds
 from offbeat.run.evidence import PublishEvidence
@@ -45,6 +46,7 @@ from offbeat.run.journal import Journal, Stopwatch
 from offbeat.run.loop import Loop
 from offbeat.run.protocols import Learner, RunPlan
 from offbeat.seeds import derive
+from offbeat.tasks.split import for_evaluation, hold_out
 from offbeat.tasks.task import Task, make, prompt_at
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks
@@ -59,15 +61,29 @@ disable_progress_bar()  # the progress bar of transformers would break the live 
 
 
 def make_task(config: Config) -> Task:
-    """Make the task by its name, or from your own Python file."""
-    if config.task.name.endswith(".py"):
-        return make("custom", {**config.task.options, "path": config.task.name})
-    return make(config.task.name, config.task.options)
+    """Make the task by its name, or from your own Python file, without the prompts that are for evaluation.
+
+    Those are in `evaluation` of the task, which is None if the run holds nothing out.
+    """
+    task, settings = make(config.task.name, config.task.options), config.evaluation
+    if not settings.holds_out:
+        return replace(task, evaluation=None)
+    if settings.task:
+        other = make(settings.task, settings.options)
+        task = replace(task, evaluation=for_evaluation(other))
+    return hold_out(task, settings.hold_out, logged_prompts(config))
+
+
+def logged_prompts(config: Config) -> LoggedPrompts | None:
+    """Return the prompts that the run may train on from a log of other runs; None if it has a log of its own."""
+    if not config.run.experience:
+        return None
+    return LoggedPrompts(config.run.experience, partial(load_tokenizer, config))
 
 
 def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer; raise `RunError` if it has no end-of-text token."""
-    directory = model_directory(config.model.path, config.model.revision)
+    directory = config.model.directory()
     tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     if tokenizer.eos_token_id is None:
         raise RunError(
@@ -123,7 +139,7 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
 
 def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
     return load_policy_model(
-        model_directory(config.model.path, config.model.revision),
+        config.model.directory(),
         ranks,
         compute=getattr(torch, config.model.compute),
         temperature=config.sampling.temperature,
@@ -152,12 +168,12 @@ def make_loop(
     mark = f" {context.directory.name}" if config.run.experience else ""
     leases = PromptLeases(order, name=f"g{mark}", seed=config.seed, seconds=config.workers.lease_seconds)
     sampler = Sampler(_sampler_mode(config), _sampler_limits(config), derive(config.seed, "sampler"), _priors(config))
+    index_files = IndexFiles(context.directory.index, log)
     cursor, published, evidence = None, -1, PublishEvidence()
     schedule = EvaluationSchedule(config.evaluation.every)
     if saved is not None:
         cursor = Snapshot.from_json(cast(dict[str, int], saved["snapshot"]))
-        sampler.feed(log.index_since(None, cursor)[0])
-        sampler.restore(cast(dict[str, Json], saved["sampler"]))
+        sampler.restore(cast(dict[str, Json], saved["sampler"]), index_files.load(cursor))
         leases.restore(cast(dict[str, Json], saved["desk"]))
         published = cast(int, saved["published"])
         evidence = PublishEvidence.restore(cast(dict[str, Json], saved["evidence"]))
@@ -174,9 +190,11 @@ def make_loop(
         rates = EngineEvaluation(desk, asked, config.workers.lease_seconds, config.run.patience, clock)
         rounds = EvaluationRounds(rates, schedule, journal, overlap=config.run.mode == "concurrent")
     return Loop(
-        _plan(config), log, sampler, desk, admission, fleet, learner, _cadence(config), journal, Health(),
+        _plan(config), log, sampler, desk, admission, fleet, learner, _cadence(config), journal,
+        Health(run=str(context.directory.path)),
         Stopwatch(clock), clock, rounds, pause_control=PauseFile(context.directory.pause),
         published=published, evidence=evidence, cursor=cursor, consumer=f"trainer{mark}",
+        index_files=index_files,
     )  # fmt: skip
 
 
@@ -189,6 +207,7 @@ def _plan(config: Config) -> RunPlan:
         save_every=config.trainer.save_every,
         patience=config.run.patience,
         generates=config.run.mode != "offline",
+        waits_for_scores=config.sampler.wait_for_scores,
         offset=config.sync.offset,
     )
 
@@ -251,9 +270,11 @@ def make_worker(
     `start` starts its engine: `start_engine` with the engine's place.
     """
     config, tokenizer, settings = context.config, context.tokenizer, context.config.sampling
-    model_dir = model_directory(config.model.path, config.model.revision)
-    stops = stop_tokens(read_generation_config(model_dir), tokenizer)
-    sampling = Sampling(settings.max_tokens, stops, settings.temperature, settings.top_p, settings.top_k)
+    model_dir = config.model.directory()
+    stops = () if settings.ignore_eos else stop_tokens(read_generation_config(model_dir), tokenizer)
+    sampling = Sampling(
+        settings.max_tokens, stops, settings.temperature, settings.top_p, settings.top_k, settings.min_tokens
+    )
 
     def decode(token_ids: Sequence[int]) -> str:
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
@@ -279,19 +300,21 @@ def _pace(config: Config) -> Pace:
 
 async def start_engine(config: Config, place: EnginePlace | None = None) -> Engine:
     """Start an engine that serves the model the run began with, on the GPUs that the device plan gives it."""
-    path, engine = model_directory(config.model.path, config.model.revision), config.engine
+    path, engine = config.model.directory(), config.engine
     if engine.kind == "hf":
         from offbeat.rollout.hf import HfEngine
 
-        accelerator = torch.accelerator.current_accelerator()
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
         device = f"{accelerator.type}:{place.devices[0]}" if accelerator is not None and place is not None else None
         return HfEngine.start(path, dtype=config.model.serve, device=device)
     from offbeat.rollout.vllm import VllmEngine
+    from offbeat.rollout.vllm_settings import fitting_length
 
+    longest = max(engine.max_prompt_tokens + config.sampling.max_tokens, PROBE_LENGTH + 1)
     return await VllmEngine.start(
         path,
         dtype=config.model.serve,
-        max_model_len=max(engine.max_prompt_tokens + config.sampling.max_tokens, PROBE_LENGTH + 1),
+        max_model_len=fitting_length(path, longest),
         max_num_seqs=config.workers.groups_at_once * config.group_size,
         on_update=engine.on_update,
         threads=engine.threads,

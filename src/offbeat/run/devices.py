@@ -2,14 +2,11 @@
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
-from typing import Final
 
 import torch
 
 from offbeat.config import Config
-from offbeat.hub import model_directory
-from offbeat.placement.hardware import Hardware
+from offbeat.placement.hardware import DRIVER, Hardware
 from offbeat.placement.nearest import plan_devices
 from offbeat.placement.plan import DevicePlan
 from offbeat.placement.shape import ModelShape
@@ -17,9 +14,6 @@ from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-DRIVER: Final = Path("/proc/driver/nvidia/version")
-"""Exists where the driver of NVIDIA is loaded."""
 
 
 def plan_run(config: Config, hardware: Hardware | None) -> DevicePlan | None:
@@ -29,7 +23,7 @@ def plan_run(config: Config, hardware: Hardware | None) -> DevicePlan | None:
     """
     if hardware is None:
         return None
-    return plan_devices(config, ModelShape.read(model_directory(config.model.path, config.model.revision)), hardware)
+    return plan_devices(config, ModelShape.read(config.model.directory()), hardware)
 
 
 def plan_here(config: Config) -> DevicePlan | None:

@@ -6,6 +6,7 @@ events.jsonl       every metric and event, the record of the run
 experience/        the experience log
 weights/           the weight log
 checkpoints/       what `offbeat resume` continues from
+index/             what a resume would otherwise read from a long experience log
 tokenizer/         the tokenizer, for `eval`, `score` and `view`
 driver.lock        names the process that drives the run; touched every second while it is alive
 ray.address        the address of the run's Ray cluster, while it runs on Ray; ray.token is its token
@@ -19,8 +20,9 @@ import secrets
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config import Config, parse
+from offbeat.config.recorded import translate
 from offbeat.config.toml_file import apply_setting
 from offbeat.errors import RunError
 from offbeat.storage.files import FileLock, LockHeld, write_atomically
@@ -57,6 +60,10 @@ class RunDirectory:
         return self.path / "experience"
 
     @property
+    def index(self) -> Path:
+        return self.path / "index"
+
+    @property
     def weights(self) -> Path:
         return self.path / "weights"
 
@@ -69,25 +76,62 @@ class RunDirectory:
         return self.path / "tokenizer"
 
     @property
+    def task(self) -> Path:
+        """The task of a run that was started with Python objects; other runs have none."""
+        return self.path / "task"
+
+    @property
     def cluster(self) -> Path:
         """The file with the address of the run's Ray cluster."""
         return self.path / "ray.address"
+
+    @property
+    def lock(self) -> Path:
+        """The file that names the driver's process and is locked by it."""
+        return self.path / "driver.lock"
 
     @property
     def pause(self) -> Path:
         """The file that exists while the run waits for a person."""
         return self.path / "pause"
 
-    def create(self, config: Config) -> None:
-        """Make the directory of a new run; raise `RunError` if it already holds a run."""
+    def require_new(self) -> None:
+        """Raise `RunError` if the directory already holds a run."""
         if self.events.exists():
             raise RunError(
                 f"{self.path} already holds a run: continue it with `offbeat resume {self.path}`, or choose another "
                 "directory"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
-        _write_json(self.path / "config.json", config.model_dump(mode="json"))
+
+    def create(self, config: Config) -> "RunLock":
+        """Make the directory of a new run and return its lock; see `claim`."""
+        lock = self.claim()
+        try:
+            self.record(config)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    def claim(self) -> "RunLock":
+        """Lock the directory for a new run, before anything is written.
+
+        Raises `RunError` if it already holds a run, or if another process makes one. A lock that is not used is
+        released when it is garbage-collected.
+        """
+        self.require_new()
+        lock = RunLock(self)
+        try:
+            self.require_new()  # another process may have run here since
+        except RunError:
+            lock.release()
+            raise
+        return lock
+
+    def record(self, config: Config) -> None:
+        """Write the configuration of a new run, and where it runs."""
         _write_json(self.path / "environment.json", {"run": secrets.token_hex(4), **environment()})
+        _write_json(self.path / "config.json", config.model_dump(mode="json"))  # last: with it, the run can be resumed
 
     @property
     def name(self) -> str:
@@ -95,11 +139,15 @@ class RunDirectory:
         return str(json.loads((self.path / "environment.json").read_text(encoding="utf-8"))["run"])
 
     def config(self, settings: Sequence[str] = ()) -> Config:
-        """Return the run's configuration, with `settings` such as "model.path=/data/model" applied over it."""
+        """Return the run's configuration, with `settings` such as "model.path=/data/model" applied over it.
+
+        An earlier version may have recorded it.
+        """
         try:
             data = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} holds no run: there is no config.json; give the directory of a run") from None
+        data = translate(data)
         for setting in settings:
             apply_setting(data, setting)
         return parse(data)
@@ -143,8 +191,8 @@ class RunLock(AbstractContextManager["RunLock"]):
     """
 
     def __init__(self, directory: RunDirectory) -> None:
-        directory.path.mkdir(parents=True, exist_ok=True)
-        path = directory.path / "driver.lock"
+        directory.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts and answers are nobody else's business
+        path = directory.lock
         try:
             self._lock = FileLock(path)
         except LockHeld as held:
@@ -154,16 +202,22 @@ class RunLock(AbstractContextManager["RunLock"]):
                     f"it has sent no heartbeat for {silent:.0f} s, so it is stopped or stuck: end it with `kill -9`"
                 )
             raise RunError(f"{directory.path} is in use by {held.owner}; {advice}") from None
-        self._ended = threading.Event()
-        threading.Thread(target=self._heartbeat, args=(path,), daemon=True, name="driver heartbeat").start()
+        ended = threading.Event()
+        self._end = weakref.finalize(self, ended.set)  # the thread does not keep an unused lock alive
+        threading.Thread(target=_heartbeat, args=(path, ended), daemon=True, name="driver heartbeat").start()
 
-    def _heartbeat(self, path: Path) -> None:
-        while not self._ended.wait(1.0):
-            os.utime(path)
+    def release(self) -> None:
+        self._end()
+        self._lock.release()
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._lock.release()
+        self.release()
+
+
+def _heartbeat(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(1.0):
+        with suppress(FileNotFoundError):  # somebody has removed the directory
+            os.utime(path)
 
 
 def environment() -> dict[str, Json]:

@@ -5,7 +5,7 @@ when; `EvaluationLeases` keeps the prompts of one evaluation until every one of 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from offbeat.evaluation import Attempts, evaluate
@@ -23,6 +23,12 @@ class EvaluationPrompt:
     size: int
     seed: int
     temperature: float = 1.0
+    greedy: bool = False
+    """True for the one greedy completion of a prompt, which stands beside the sampled ones."""
+    held_out: bool | None = None
+    """Whether the prompt is kept out of training; None if that is not known."""
+    k: int = 1
+    """For pass@k."""
 
 
 class EvaluationLeases(PromptLeases):
@@ -56,7 +62,7 @@ class EvaluationLeases(PromptLeases):
 
     def _lease_at(self, position: int) -> PromptLease:
         one = self._prompts[position]
-        sampling = EvaluationSampling(one.size, one.temperature)
+        sampling = EvaluationSampling(one.size, one.temperature, one.greedy)
         return PromptLease(f"{self._name}-{position}", one.prompt, one.seed, evaluation=sampling)
 
     def answer(self, groups: Sequence[Group]) -> None:
@@ -90,20 +96,35 @@ def _versions(group: Group) -> set[int]:
 def pass_rates(
     prompts: Sequence[EvaluationPrompt], scores: Sequence[Sequence[Score | Unscorable | None]]
 ) -> dict[str, Json]:
-    """Return the fields of an `evaluated` event: each rate as [value, low, high].
+    """Return the fields of an `evaluated` event: what was asked, and each rate as [value, low, high].
 
-    >>> asked = [EvaluationPrompt(place, Prompt("p", [1], "arithmetic"), size=1, seed=0) for place in (0, 1, 1)]
-    >>> pass_rates(asked, [[Score(1.0)], [Score(1.0)], [Score(0.0)]])["pass@1"][0]     # 1 of 1, then 1 of 2
-    0.75
+    >>> asked = [EvaluationPrompt(i, Prompt(f"p{i}", [i], "arithmetic"), size=1, seed=0) for i in (0, 1, 1)]
+    >>> found = pass_rates(asked, [[Score(1.0)], [Score(1.0)], [Score(0.0)]])
+    >>> found["pass@1"][0], found["distinct"]     # 1 of 1, then 1 of 2
+    (0.75, 2)
     """
     attempts: dict[int, Attempts] = {}
     for asked, found in zip(prompts, scores, strict=True):
-        before = attempts[asked.place].rewards if asked.place in attempts else ()
+        one = attempts.setdefault(asked.place, Attempts(asked.prompt.id, "all", []))
         rewards = [score.reward if isinstance(score, Score) else None for score in found]
-        attempts[asked.place] = Attempts(asked.prompt.id, "all", [*before, *rewards])
-    [row] = evaluate(attempts.values())
-    estimates: dict[str, Json] = {name: [one.value, one.low, one.high] for name, one in row.estimates.items()}
-    return {"prompts": row.prompts, "unscorable": row.unscorable, **estimates}
+        added = {"greedy": rewards[0]} if asked.greedy else {"rewards": [*one.rewards, *rewards]}
+        attempts[asked.place] = replace(one, **added)
+    first = prompts[0]
+    [row] = evaluate(attempts.values(), [first.k])
+    estimates: dict[str, Json] = {
+        "pass@k" if first.k > 1 and name == f"pass@{first.k}" else name: [one.value, one.low, one.high]
+        for name, one in row.estimates.items()
+    }
+    return {
+        "prompts": row.prompts,
+        "distinct": len({asked.prompt.token_ids.tobytes() for asked in prompts}),
+        "samples": max((len(one.rewards) for one in attempts.values()), default=0),
+        "k": first.k,
+        "held_out": first.held_out,
+        "temperature": first.temperature,
+        "unscorable": row.unscorable,
+        **estimates,
+    }
 
 
 @dataclass

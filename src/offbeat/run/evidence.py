@@ -21,6 +21,7 @@ class PublishEvidence:
 
     >>> evidence = PublishEvidence()
     >>> evidence.add_step(PublishedDrift(384, 0.02, 0.1), {Phase.TRAINING: 4.0, Phase.PUBLISHING: 2.0})
+    6.0
     >>> evidence.since[0].seconds, evidence.publish_seconds
     (4.0, 2.0)
     """
@@ -38,8 +39,8 @@ class PublishEvidence:
         """The median cost of the latest publishes, in seconds; None before the first one is measured."""
         return median(self.costs) if self.costs else None
 
-    def add_step(self, drift: PublishedDrift, seconds: Mapping[Phase, float]) -> None:
-        """Add a finished step. `seconds` are the totals of the run by phase, from its stopwatch."""
+    def add_step(self, drift: PublishedDrift, seconds: Mapping[Phase, float]) -> float:
+        """Add a finished step and return its seconds. `seconds` are the totals by phase, from the run's stopwatch."""
         spent = {phase: total - self._counted.get(phase, 0.0) for phase, total in seconds.items()}
         self._counted = dict(seconds)
         self.since.append(StepEvidence(drift, sum(spent.get(phase, 0.0) for phase in STEP_PHASES)))
@@ -49,6 +50,7 @@ class PublishEvidence:
             cost = sum(spent.get(phase, 0.0) for phase in phases)
             self.costs = [*self.costs, cost][-REMEMBERED:]
         self._first_step = self._just_published = False
+        return sum(spent.values())
 
     def published(self) -> None:
         """Start again after a publish."""

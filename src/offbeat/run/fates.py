@@ -23,14 +23,17 @@ class FateRecorder:
             self.log.record([LedgerEvent(group_id, event, step, cause, self.consumer) for group_id in ids])
 
     def trained(self, trained: Trained) -> None:
-        """Record the fate of each group of a step, with the drift that was measured on it."""
+        """Record the fate of each group of a step, with the drift that was measured on it, in one commit."""
         step, events = trained.step, []
         for one in trained.groups:
             drift, ess = astuple(trained.group_drift[one]) if one in trained.group_drift else (None, None)
             events.append(LedgerEvent(one, LedgerEventKind.TRAINED, step, "", self.consumer, drift, ess))
+        for kind, ids in (
+            (LedgerEventKind.ZERO_VARIANCE, trained.zero_variance),
+            (LedgerEventKind.TOO_SMALL, trained.too_small),
+        ):
+            events += [LedgerEvent(one, kind, step - 1, "", self.consumer) for one in ids]
         self.log.record(events)
-        self.record(step - 1, LedgerEventKind.ZERO_VARIANCE, trained.zero_variance)
-        self.record(step - 1, LedgerEventKind.TOO_SMALL, trained.too_small)
 
     def quarantined(self, step: int, faults: Mapping[str, str]) -> None:
         """Record the groups that the trainer refused, each with its reason."""

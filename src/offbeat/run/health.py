@@ -1,15 +1,22 @@
 """Health rules: warn about a broken run, pause it or stop it, before a night is lost. Pure functions of metrics.
 
 A rule looks at one metric of each step. It fires when the value has been beyond its limit for `patience` steps in a
-row.
+row, and names the groups to look at.
 """
 
+import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from offbeat.errors import suggest_nearest
 from offbeat.metrics import METRICS
+from offbeat.types import Group, GroupDrift, Unscorable
+
+NAMED: Final = 3
+"""Groups that the text of an alarm names."""
 
 
 class Action(StrEnum):
@@ -88,12 +95,26 @@ class Alarm:
     rule: Rule
     value: float
     groups: tuple[str, ...]
-    """The groups of the batch at which it fired."""
+    """The groups of the batch at which it fired, those to look at first."""
+    run: str = "RUN"
+    """The run directory, for the command in the text."""
 
     def __str__(self) -> str:
         advice = f": {self.rule.advice}" if self.rule.advice else ""
         steps = f" for {self.rule.patience} steps" if self.rule.patience > 1 else ""
-        return f"{self.rule}{steps}, now {self.value:.4g}{advice}"
+        return f"{self.rule}{steps}, now {self.value:.4g}{advice}{self._look}"
+
+    @property
+    def _look(self) -> str:
+        """The command that shows the groups to look at first.
+
+        >>> print(Alarm(Rule("ess", below=0.1), 0.05, ("g-7", "g-2", "g-1", "g-9"), "runs/one"))
+        ess below 0.1, now 0.05; look at: offbeat view runs/one --group g-7 --group g-2 --group g-1
+        """
+        if not self.groups:
+            return ""
+        options = " ".join(f"--group {shlex.quote(one)}" for one in self.groups[:NAMED])
+        return f"; look at: offbeat view {shlex.quote(self.run)} {options}"
 
 
 @dataclass
@@ -101,18 +122,38 @@ class Health:
     """Counts for how many steps in a row each rule has been broken.
 
     >>> health = Health([Rule("ess", below=0.1, patience=2)])
-    >>> [len(health.check({"ess": value}, ["g7"])) for value in (0.05, 0.05, 0.05, 0.5, 0.05)]
+    >>> [len(health.check({"ess": value}, [], {})) for value in (0.05, 0.05, 0.05, 0.5, 0.05)]
     [0, 1, 0, 0, 0]
     """
 
     rules: Sequence[Rule] = DEFAULT_RULES
+    run: str = "RUN"
     _broken_steps: dict[Rule, int] = field(default_factory=dict)
 
-    def check(self, metrics: Mapping[str, float], groups: Sequence[str]) -> list[Alarm]:
-        """Return the alarms of this step. A rule that stays broken fires once, until it has held again."""
+    def check(
+        self, metrics: Mapping[str, float], groups: Sequence[Group], drift: Mapping[str, GroupDrift]
+    ) -> list[Alarm]:
+        """Return the alarms of this step. A rule that stays broken fires once, until it has held again.
+
+        `groups` are those of the batch, and `drift` is what the trainer measured on each of them.
+        """
         alarms = []
         for rule in self.rules:
             self._broken_steps[rule] = self._broken_steps.get(rule, 0) + 1 if rule.is_broken(metrics) else 0
             if self._broken_steps[rule] == rule.patience:
-                alarms.append(Alarm(rule, metrics[rule.metric], tuple(groups)))
+                alarms.append(Alarm(rule, metrics[rule.metric], _suspects(rule.metric, groups, drift), self.run))
         return alarms
+
+
+def _suspects(metric: str, groups: Sequence[Group], drift: Mapping[str, GroupDrift]) -> tuple[str, ...]:
+    """Return the groups of a batch, those first that contribute most to an alarm about `metric`."""
+
+    def order(group: Group) -> float:
+        if metric == "unscorable_share":
+            return -sum(isinstance(one.score, Unscorable) for one in group.completions)
+        measured = drift.get(group.id)
+        if measured is None:
+            return math.inf
+        return measured.ess if metric == "ess" else -measured.tv
+
+    return tuple(group.id for group in sorted(groups, key=order))

@@ -21,6 +21,8 @@ from offbeat.types import Json
 class Phase(StrEnum):
     """What the loop is doing; exactly one of these at any time."""
 
+    CHECKING = "checking memory"
+    """The first step waits until the largest micro-batch was computed once, which begins while workers start."""
     GROUPS = "waiting for groups"
     """Generation and scoring, as far as the trainer waits for them."""
     LOADING = "waiting for workers to load"
@@ -72,6 +74,9 @@ class Stopwatch:
     def seconds(self) -> dict[Phase, float]:
         self._switch_to(self._phase)
         return dict(self._spent)
+
+    def to_json(self) -> dict[str, Json]:
+        return {str(phase): spent for phase, spent in self.seconds().items()}
 
     def _switch_to(self, phase: Phase) -> Phase:
         """Change the phase and return the one before."""

@@ -5,6 +5,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar, cast
@@ -12,19 +13,23 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from offbeat.config import Config
+from offbeat.config import Config, examine
+from offbeat.config.recorded import translate
 from offbeat.errors import RunError
 from offbeat.run.build import make_trainer
 from offbeat.run.directory import RunDirectory
+from offbeat.run.earlier import translate_state
 from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, prompt_at
+from offbeat.trainer.allocator import keep_freed_memory
 from offbeat.trainer.checkpoint import Checkpoints
 from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
 from offbeat.trainer.forward import sequence_logprobs
-from offbeat.trainer.fsdp import Ranks, serving_state
+from offbeat.trainer.fsdp import Ranks, as_served, serving_state
 from offbeat.trainer.trainer import RefusedBatch, Trained, Trainer
 from offbeat.types import Group, Json, StepContext
+from offbeat.weights.probe import LENGTH as PROBE_LENGTH
 from offbeat.weights.probe import Probe, Sequences, probe_sequences
 from offbeat.weights.publisher import WeightLog
 
@@ -38,7 +43,14 @@ def fixed_settings(config: Config) -> Json:
     del settings["trainer"]["ranks"], settings["run"]["place"], settings["run"]["silence"]
     for name in ("tensor_parallel", "gpu_memory_utilization", "extra"):
         del settings["engine"][name]
+    if not config.evaluation.holds_out:
+        settings["evaluation"]["hold_out"] = 0.0  # as in checkpoints of earlier releases, which held nothing out
     return settings
+
+
+def recorded_settings(recorded: Json) -> Json:
+    """Return the fixed settings of a checkpoint, which an earlier version may have saved, in today's settings."""
+    return fixed_settings(examine(translate(cast("dict[str, Any]", recorded))).config)
 
 
 @dataclass
@@ -51,6 +63,7 @@ class RankLearner:
     config: Config
     trainer: Trainer
     weights: WeightLog | None
+    """None on other ranks than 0, and in an offline run."""
     checkpoints: Checkpoints
     sequences: Sequences
     """The token sequences of every version's probe."""
@@ -62,18 +75,22 @@ class RankLearner:
         """Load the model and open weight log and checkpoints; `stack` closes them."""
         ranks = ranks or Ranks()
         trainer = make_trainer(config, ranks)
+        if trainer.policy_model.device.type == "cpu":
+            keep_freed_memory()
         weights = None
-        if ranks.rank == 0:
+        if ranks.rank == 0 and config.run.mode != "offline":  # an offline run has no workers to publish for
             log = WeightLog.open(directory.weights, anchor_every=config.sync.anchor_every)
             weights = stack.enter_context(log)
         settings, keep = fixed_settings(config), config.trainer.keep
         checkpoints = Checkpoints(
-            directory.checkpoints, config=settings, defaults=fixed_settings(Config()), keep=keep, ranks=ranks
+            directory.checkpoints, config=settings, translate=recorded_settings, keep=keep, ranks=ranks
         )
         stack.enter_context(checkpoints)
         order = prompt_at(task, tokenizer, derive(config.seed, "prompts"))
         probed = [order(place).token_ids.tolist() for place in range(4)]
-        sequences = probe_sequences(probed, trainer.policy_model.vocab_size, config.seed)
+        # vLLM generates one more token after each sequence of a probe, which has to fit too.
+        length = min(PROBE_LENGTH, trainer.policy_model.model.config.max_position_embeddings - 1)
+        sequences = probe_sequences(probed, trainer.policy_model.vocab_size, config.seed, length)
         return cls(config, trainer, weights, checkpoints, sequences)
 
     def restore(self) -> dict[str, Json] | None:
@@ -84,10 +101,10 @@ class RankLearner:
         if checkpoint is None:
             return None
         checkpoint.restore(self.trainer)
-        return {"step": checkpoint.step, **checkpoint.manifest.extras}
+        return {"step": checkpoint.step, **translate_state(checkpoint.step, checkpoint.manifest.extras)}
 
     def estimate(self) -> dict[str, Json]:
-        """Estimate the memory of a step, and compute the largest micro-batch once, before anything is generated."""
+        """Estimate the memory of a step, and compute the largest micro-batch once, before the first step."""
         config, longest = self.config, self.trainer.policy_model.model.config.max_position_embeddings
         prompt = min(config.engine.max_prompt_tokens, longest - config.sampling.max_tokens)
         if prompt + config.sampling.max_tokens > config.trainer.token_budget:
@@ -98,7 +115,7 @@ class RankLearner:
         shape = StepShape(prompt, config.sampling.max_tokens, config.group_size)
         estimate = estimate_memory(self.trainer, shape)
         worst = check_worst_case(self.trainer, shape, estimate)
-        return {"memory": str(estimate), "worst_seconds": worst.seconds}
+        return {"memory": str(estimate), "worst_seconds": worst.seconds, "steps": config.steps}
 
     def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
         self.checkpoints.check()
@@ -106,9 +123,12 @@ class RankLearner:
 
     def publish(self, version: int) -> dict[str, Json]:
         """Publish the current policy; rank 0 returns fields for the `published` event."""
-        policy_model = self.trainer.policy_model
-        logprobs = sequence_logprobs(policy_model, self.sequences)
-        state = serving_state(policy_model, getattr(torch, self.config.model.serve))
+        policy_model, serve = self.trainer.policy_model, getattr(torch, self.config.model.serve)
+        # A trainer that computes in 16 bits has rounded its weights already.
+        rounded = as_served(policy_model, serve) if self.config.model.compute == "float32" else nullcontext()
+        with rounded:
+            logprobs = sequence_logprobs(policy_model, self.sequences)
+        state = serving_state(policy_model, serve)
         if self.weights is None:
             return {"gathered": sum(1 for _ in state)}
         done = self.weights.publish(version, state, Probe(self.sequences, logprobs))
@@ -131,11 +151,18 @@ class RankLearner:
 
 @dataclass
 class LocalLearner:
-    """The `Learner` of a run in one process. Each call runs in a thread, so that the workers continue meanwhile."""
+    """The `Learner` of a run in one process. Calls run in a thread of its own, so that the workers continue meanwhile.
+
+    It is always the same thread: each thread has its own share of freed memory, and one that trains now and then
+    keeps gigabytes that no other thread can use.
+    """
 
     rank: RankLearner
     gpu: SharedGpu | None = field(default=None, kw_only=True)
     """If an engine shares the GPU, the trainer works only in its turn."""
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="trainer"), init=False
+    )
 
     @property
     def step(self) -> int:
@@ -143,6 +170,9 @@ class LocalLearner:
 
     def check(self) -> None:
         self.rank.checkpoints.check()
+
+    async def estimate(self) -> Mapping[str, Json]:
+        return await self._call(self.rank.estimate)
 
     async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
         return await self._call(self.rank.train, groups, context)
@@ -158,4 +188,4 @@ class LocalLearner:
 
     async def _call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         async with self.gpu.take(GpuUser.TRAINER) if self.gpu else nullcontext():
-            return await asyncio.to_thread(method, *args, **kwargs)
+            return await asyncio.wrap_future(self._thread.submit(method, *args, **kwargs))

@@ -11,6 +11,7 @@ from offbeat.config import Config
 from offbeat.events import EventKind
 from offbeat.experience.background import Maintenance
 from offbeat.experience.ledger import Ledger
+from offbeat.imports import paused_collector
 from offbeat.rollout.engine import Engine
 from offbeat.rollout.worker import Worker
 from offbeat.run.build import RunContext, make_loop, make_worker, start_engine
@@ -21,6 +22,7 @@ from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.journal import record_failure
 from offbeat.run.learner import LocalLearner, RankLearner
 from offbeat.run.loop import Loop
+from offbeat.run.preparation import Preparation
 from offbeat.run.sinks import open_journal
 from offbeat.scoring.pool import ScoringPool
 from offbeat.types import Json
@@ -28,7 +30,7 @@ from offbeat.weights.subscriber import Subscription
 
 
 def train(config: Config, directory: RunDirectory, *, watching: Callable[[Mapping[str, Json]], None] | None = None,
-          started: Callable[[Loop], None] | None = None) -> Ledger:  # fmt: skip
+          started: Callable[[Loop], None] | None = None, lock: RunLock | None = None) -> Ledger:  # fmt: skip
     """Train to the last step: from the newest checkpoint if there is one, else from the first step.
 
     Args:
@@ -36,9 +38,11 @@ def train(config: Config, directory: RunDirectory, *, watching: Callable[[Mappin
         directory: The run directory, made by `RunDirectory.create`.
         watching: Called with every event that is written.
         started: Called with the loop before it runs; `Loop.stop` ends the run early.
+        lock: The lock of the directory, if the caller has taken it; it is released at the end.
     """
-    with RunLock(directory), ExitStack() as stack:
-        local = LocalRun(config, directory, stack, watching)
+    with lock or RunLock(directory), ExitStack() as stack:
+        with paused_collector():  # transformers imports the model's code
+            local = LocalRun(config, directory, stack, watching)
         gc.freeze()  # these objects live as long as the run: the collector need not visit them again
         try:
             with record_failure(local.journal, lambda: local.rank.trainer.step):
@@ -76,11 +80,17 @@ class LocalRun:
         self.gpu = shared_gpu(self.plan, self.rank.trainer, self.config.run.patience)
         learner = LocalLearner(self.rank, gpu=self.gpu)
         loop = make_loop(context, self.log, self.journal, learner, self.make_member, evaluation, saved)
+        loop.preparation = Preparation(partial(self._check_memory, learner))
         if started is not None:
             started(loop)
+        try:
+            return await loop.run()
+        finally:
+            await loop.preparation.settle()  # it writes to the journal
+
+    async def _check_memory(self, learner: LocalLearner) -> None:
         devices = {} if self.plan is None else {"devices": str(self.plan)}
-        self.journal.write(EventKind.ESTIMATED, learner.step, **self.rank.estimate(), **devices)
-        return await loop.run()
+        self.journal.write(EventKind.ESTIMATED, learner.step, **await learner.estimate(), **devices)
 
     def make_member(self, name: str, desk: Desk) -> "LocalMember":
         place = self.plan.engines[int(name.removeprefix("worker "))] if self.plan else None

@@ -28,18 +28,21 @@ from typing import Final, cast
 
 from offbeat.errors import NoGradient, RunStopped, WaitExpired
 from offbeat.events import EventKind
+from offbeat.experience.index_files import IndexFiles
 from offbeat.experience.ledger import Ledger, LedgerEventKind
-from offbeat.experience.sampler import Draw, Sampler, Waiting
+from offbeat.experience.sampler import Draw, Sampler
 from offbeat.experience.schema import Snapshot
 from offbeat.run.admission import Admission
 from offbeat.run.cadence import Cadence
 from offbeat.run.desk import Desk
+from offbeat.run.drawing import Drawing
 from offbeat.run.evaluation_rounds import EvaluationRounds
 from offbeat.run.evidence import PublishEvidence
 from offbeat.run.fates import FateRecorder
 from offbeat.run.fleet import Fleet
 from offbeat.run.health import Action, Health
 from offbeat.run.journal import Journal, Phase, Stopwatch
+from offbeat.run.preparation import Preparation
 from offbeat.run.protocols import Learner, Log, PauseControl, RunPlan, StepOutcome
 from offbeat.trainer.trainer import Trained
 from offbeat.types import Group, Json, StepContext
@@ -70,30 +73,47 @@ class Loop:
     published: int = -1
     evidence: PublishEvidence = field(default_factory=PublishEvidence)
     cursor: Snapshot | None = None
+    index_files: IndexFiles | None = None
+    preparation: Preparation = field(default_factory=Preparation)
+    """Begins after the first version is published; the first step waits for it."""
     consumer: str = "trainer"
     """The name of this run's trainer in an experience log that several runs share."""
 
     def __post_init__(self) -> None:
-        self._stop_reason = ""
+        self._stop_reason = self._used_up = ""
         self._finished_when_read = 0
         self._saved_step: int | None = None
         self._fates = FateRecorder(self.log, self.consumer)
+        self._drawing = Drawing(self.plan, self.sampler, self.desk, self.admission, self._fates)
 
     def stop(self, why: str) -> None:
         """End the run after the current step, with a checkpoint."""
         self._stop_reason = self._stop_reason or why
 
+    @property
+    def finished(self) -> bool:
+        """True if there is nothing left to train: the last step is done, or an offline run has used up its log."""
+        return self.learner.step >= self.plan.steps or bool(self._used_up)
+
+    @property
+    def why_ended(self) -> str:
+        """Why the run ended before its last step; empty otherwise."""
+        return self._stop_reason or self._used_up
+
     async def run(self) -> Ledger:
         """Train to the last step and return the ledger, which balances."""
         # A run that died may have recorded fates for steps after its checkpoint, or without one: take them back.
         self._fates.record(self.learner.step, LedgerEventKind.REWOUND, [""])
-        if self.published < 0:
-            await self._publish(why="first")
-            self.rounds.schedule.mark(self.learner.step)
+        self._read_new_groups()  # a run that is stopped before its first step saves its position in the log
+        await self._update_desk(self.learner.step)  # before a worker asks for prompts
         self.fleet.start()
         try:
+            if self.published < 0:
+                await self._publish(why="first")
+                self.rounds.schedule.mark(self.learner.step)
+            await self.preparation.begin(alone=not self.plan.generates)
             await self._evaluate_if_due()
-            while self.learner.step < self.plan.steps and not self._stop_reason:
+            while not self.finished and not self._stop_reason:
                 outcome = await self._step()
                 if outcome is None:
                     break
@@ -119,10 +139,11 @@ class Loop:
             batch = await self._next_batch()
             if batch is None:
                 return None
-            draw, groups = batch
-            trained = await self._train(draw, groups)
+            with self.stopwatch.phase(Phase.CHECKING):
+                await self.preparation.finish()
+            trained = await self._train(*batch)
             if trained is not None:
-                return StepOutcome(trained, draw, groups)
+                return StepOutcome(trained, *batch)
             self.sampler.again()
         raise RunStopped(
             f"step {self.learner.step + 1}: {self.plan.refill} batches in a row had no gradient. The prompts are too "
@@ -136,10 +157,13 @@ class Loop:
             if self._read_new_groups():
                 last_news, notices = self.clock(), 0
             self._keep_waiting()
-            draw = self._try_draw(k, admitted=self.desk.admitted - admitted_before)
+            draw = self._drawing.draw(k, admitted=self.desk.admitted - admitted_before)
             if isinstance(draw, Draw):
                 await self._update_desk(k + 1)  # groups admitted from now on are trained after this batch
                 return draw, self.log.read(draw.ordinals)
+            if draw is not None and self._drawing.nothing_will_come:
+                self._used_up = self._drawing.describe_end(draw)
+                return None
             missing = draw.needed if draw is not None else 0
             await self._update_desk(k, missing)
             waited = self.clock() - last_news
@@ -154,38 +178,10 @@ class Loop:
         return None
 
     def _read_new_groups(self) -> bool:
-        # Counted before the read: the log may not hold yet what finishes after this line.
-        self._finished_when_read = self.desk.finished
+        self._finished_when_read = self.desk.finished  # before the read: the log may lack what finishes after this
         rows, self.cursor = self.log.index_since(self.cursor)
         self.sampler.feed(rows)
         return len(rows) > 0
-
-    def _try_draw(self, k: int, admitted: int) -> Draw | Waiting | None:
-        """Draw a batch for step k + 1, or return None if the step must wait for groups in flight.
-
-        A smaller batch is enough once `refill` × B prompts were admitted for it.
-        """
-        if not self._can_step_in_time(k):
-            return None
-        if missing := self._missing_ahead(k):
-            return Waiting(k, missing, cooling=0, dropped=())
-        enough = self.plan.batch if admitted < self.plan.refill * self.plan.batch else 1
-        draw = self.sampler.draw(k, at_least=enough)
-        self._fates.dropped(draw.dropped, k)
-        return draw
-
-    def _can_step_in_time(self, k: int) -> bool:
-        """True if, after a step now, every group in flight can still be trained before it expires."""
-        in_flight = [lease.version for lease in self.desk.in_flight if lease.version is not None]
-        waiting = self.sampler.waiting_versions(k)[self.plan.fresh :]
-        return not in_flight or self.admission.can_train_in_time(k + 1, [*waiting.tolist(), *in_flight])
-
-    def _missing_ahead(self, k: int) -> int:
-        """Return how many groups are missing until the batch and those behind it, by `offset`, wait in the log."""
-        if not self.plan.offset:
-            return 0
-        batches = min(self.plan.offset + 1, self.plan.steps - k)
-        return max(0, batches * self.plan.fresh - len(self.sampler.waiting_versions(k)))
 
     async def _wait_for_groups(self) -> None:
         """Wait for a change. Time in which no group is being generated counts as loading, or as the loop itself."""
@@ -193,14 +189,18 @@ class Loop:
         with self.stopwatch.phase(Phase.GROUPS):
             await self.desk.wait_for_change(self.plan.poll_seconds)
         idle_phase = Phase.LOADING if self.published == self.learner.step else Phase.ITSELF
-        self.stopwatch.move(self.desk.idle_seconds - idle_before, Phase.GROUPS, idle_phase)
+        if self.plan.generates:
+            self.stopwatch.move(self.desk.idle_seconds - idle_before, Phase.GROUPS, idle_phase)
 
     def _describe_wait(self, k: int, missing: int, waited: float) -> str:
         in_flight = ", ".join(f"{lease.group_id} by {lease.by}" for lease in self.desk.in_flight[:5]) or "none"
-        return f"waited {waited:.0f} s for {missing or 'late'} groups for step {k + 1}; groups in flight: {in_flight}"
+        waits = f"waited {waited:.0f} s for {missing or 'late'} groups for step {k + 1}"
+        return waits + (
+            f"; groups in flight: {in_flight}" if self.plan.generates else self._drawing.describe_unscored()
+        )
 
     async def _update_desk(self, k: int, missing: int = 0) -> None:
-        waiting, finished = len(self.sampler.waiting_versions(k)), self._finished_when_read
+        waiting, finished = self.sampler.waiting_count(k), self._finished_when_read
         await self.desk.update(k=k, published=self.published, waiting=waiting, missing=missing, finished=finished)
 
     async def _train(self, draw: Draw, groups: Sequence[Group]) -> Trained | None:
@@ -238,18 +238,17 @@ class Loop:
 
     async def _publish_if_due(self, outcome: StepOutcome) -> None:
         trained = outcome.trained
-        self.evidence.add_step(trained.published, self.stopwatch.seconds())
         self.journal.write(
             EventKind.STEP,
             trained.step,
-            metrics=dict(trained.metrics),
+            metrics=outcome.metrics(self.evidence.add_step(trained.published, self.stopwatch.seconds())),
             by_lag={name: dict(values) for name, values in trained.by_lag.items()},
             lags=cast(Json, outcome.trained_lags),
             groups=len(trained.groups),
             replayed=outcome.trained_replays,
             retired=dict(Counter(one.cause for one in outcome.draw.retired)),
             rewards=outcome.rewards_by_version(),
-            seconds=self._seconds_by_phase(),
+            seconds=self.stopwatch.to_json(),
         )
         why = self.cadence.due(self.evidence.since, self.evidence.publish_seconds)
         if why is not None:
@@ -257,12 +256,14 @@ class Loop:
 
     async def _publish(self, why: str) -> None:
         await self._finish_evaluation()  # after a publish no engine serves the version before
-        version = self.learner.step
-        with self.stopwatch.phase(Phase.PUBLISHING):
-            details = await self.learner.publish(version)
+        version, details = self.learner.step, None
+        if self.plan.generates:  # no worker reads the versions of an offline run
+            with self.stopwatch.phase(Phase.PUBLISHING):
+                details = await self.learner.publish(version)
         self.published = version
         self.evidence.published()
-        self.journal.write(EventKind.PUBLISHED, version, version=version, why=why, **details)
+        if details is not None:
+            self.journal.write(EventKind.PUBLISHED, version, version=version, why=why, **details)
         await self._update_desk(version)
         await self.fleet.nudge()
 
@@ -285,12 +286,13 @@ class Loop:
         """Return False if the run is stopping; raise if what it waits for is lost."""
         self.fleet.check()
         self.learner.check()
+        self.preparation.check()
         return not self._stop_reason
 
     async def _evaluate_last(self) -> None:
         """Publish and evaluate the policy of the last step, if an evaluation is still due."""
         await self._finish_evaluation()
-        if self.rounds.schedule.due and self.learner.step >= self.plan.steps and not self._stop_reason:
+        if self.rounds.schedule.due and self.finished and not self._stop_reason:
             await self._save()  # a run that is later given more steps continues as if this were not published
             await self._publish(why="last")
             self.rounds.begin(self.published, lambda: self.learner.step)
@@ -298,7 +300,7 @@ class Loop:
 
     async def _check_health(self, outcome: StepOutcome) -> None:
         step = self.learner.step
-        for alarm in self.health.check(outcome.trained.metrics, outcome.trained.groups):
+        for alarm in self.health.check(outcome.trained.metrics, outcome.groups, outcome.trained.group_drift):
             action = alarm.rule.action
             self.journal.write(EventKind.ALARM, step, action=str(action), says=str(alarm), groups=list(alarm.groups))
             if action is Action.STOP:
@@ -324,6 +326,8 @@ class Loop:
             return
         with self.stopwatch.phase(Phase.SAVING):
             await self.learner.save(self.state())
+            if self.index_files is not None and self.cursor is not None:
+                await asyncio.to_thread(self.index_files.save_if_grown, self.sampler.columns, self.cursor)
         self._saved_step = self.learner.step
         self.journal.write(EventKind.SAVED, self.learner.step)
 
@@ -340,11 +344,7 @@ class Loop:
         }
 
     def _end(self) -> Ledger:
-        ledger, seconds = self.log.ledger(), self._seconds_by_phase()
-        step, why = self.learner.step, self._stop_reason
-        self.journal.write(EventKind.ENDED, step, why=why, ledger=str(ledger), seconds=seconds)
+        ledger, seconds, step, why = self.log.ledger(), self.stopwatch.to_json(), self.learner.step, self.why_ended
+        self.journal.write(EventKind.ENDED, step, why=why, finished=self.finished, ledger=str(ledger), seconds=seconds)
         ledger.check()
         return ledger
-
-    def _seconds_by_phase(self) -> dict[str, Json]:
-        return {str(phase): spent for phase, spent in self.stopwatch.seconds().items()}

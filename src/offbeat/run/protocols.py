@@ -30,6 +30,8 @@ class RunPlan:
     """Seconds that a paused run waits for a person before it ends."""
     generates: bool = True
     """False offline: the versions in the log are of other runs, and no worker has the version published last."""
+    waits_for_scores: bool = False
+    """True: a run that does not generate waits for groups in the log that have no score yet."""
     offset: int = 0
     """Batches of fresh groups that must wait in the log behind the one that is drawn."""
     poll_seconds: float = 0.5
@@ -89,6 +91,19 @@ class StepOutcome:
     draw: Draw
     groups: Sequence[Group]
     """As drawn: also those without a forward pass, and those that the trainer refused."""
+
+    def metrics(self, seconds: float) -> dict[str, Json]:
+        """Return the metrics of the step, which took `seconds` since the one before.
+
+        The trainer counts lag from the versions in the groups; offline, those are of other runs, and lag is unknown.
+        """
+        found: dict[str, Json] = dict(self.trained.metrics)
+        tokens = self.trained.metrics.get("trained_tokens")
+        if tokens and seconds > 0:
+            found["tokens_per_second"] = tokens / seconds
+        if not self.trained_lags:
+            found.pop("lag", None)
+        return found
 
     @property
     def trained_lags(self) -> list[int]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from offbeat.errors import PoolClosed, PoolError
-from offbeat.scoring.process import LONGEST_PAUSE, WorkerProcesses, setup_message
+from offbeat.scoring.process import LONGEST_PAUSE, Grader, WorkerProcesses, setup_message
 from offbeat.scoring.tally import FailureLimit, PoolReport, Scored, ScoringTally, TooManyFailures
 from offbeat.scoring.worker import ChannelClosed, encode_message
 from offbeat.tasks.rewards import Columns, Reward
@@ -114,6 +114,7 @@ class ScoringPool:
         rewards: Sequence[Reward],
         reward_range: tuple[float, float] = (0.0, 1.0),
         *,
+        evaluation: Grader | None = None,
         deadline: float = 5.0,
         workers: int = 2,
         memory_mib: int = 2048,
@@ -126,6 +127,7 @@ class ScoringPool:
         Args:
             rewards: Functions that another process can import.
             reward_range: A reward outside it is `Unscorable("invalid")`.
+            evaluation: Rewards and range of prompts with the column `FOR_EVALUATION`. Default: the same.
             deadline: Seconds of wall time per completion.
             workers: Number of processes.
             memory_mib: Memory limit of each process.
@@ -134,7 +136,8 @@ class ScoringPool:
                 ready for twice as long.
             limit: Stop the pool if too many completions get no score.
         """
-        setup = setup_message(rewards, reward_range, memory_mib)
+        graders = [(rewards, reward_range), *([evaluation] if evaluation else [])]
+        setup = setup_message(graders, memory_mib)
         self._deadline, self._start_seconds = deadline, start_seconds
         self._queue: BoundedQueue[_Job] = BoundedQueue(waiting)
         self._numbers = itertools.count()
@@ -165,11 +168,13 @@ class ScoringPool:
         waiting: int = 256,
         limit: FailureLimit | None = None,
     ) -> "ScoringPool":
-        """Make a pool with the rewards, the range and the deadline of a task."""
+        """Make a pool with the rewards, the range and the deadline of a task, and with those of its evaluation."""
+        other = task.evaluation or task
         return cls(
             task.rewards,
             task.reward_range,
-            deadline=task.deadline,
+            evaluation=(other.rewards, other.reward_range) if other.rewards != task.rewards else None,
+            deadline=max(task.deadline, other.deadline),
             workers=workers,
             memory_mib=memory_mib,
             waiting=waiting,

@@ -18,6 +18,8 @@ from offbeat.scoring.worker import Channel, ChannelClosed, Message
 from offbeat.tasks.rewards import Reason, Reward
 from offbeat.types import Json, Score, Unscorable
 
+Grader = tuple[Sequence[Reward], tuple[float, float]]
+"""Reward functions, and the range of their weighted sum."""
 LONGEST_PAUSE: Final = 5.0
 """Seconds between two attempts to start a worker, at most."""
 _MAX_REPLY_BYTES: Final = 1 << 20
@@ -28,13 +30,19 @@ _SHORTEST_START: Final = 2.0
 _KILL_SECONDS: Final = 10.0
 
 
-def setup_message(rewards: Sequence[Reward], reward_range: tuple[float, float], memory_mib: int) -> Message:
-    """Return the first message to a worker; `UnreachableFunction` if another process cannot import a function."""
-    references: list[Json] = [
-        reference(r.function) | {"name": r.name, "weight": r.weight, "trl": r.trl}  # see `worker._import_rewards`
-        for r in rewards
-    ]
-    return {"rewards": references, "range": [*reward_range], "memory": memory_mib << 20}
+def setup_message(graders: Sequence[Grader], memory_mib: int) -> Message:
+    """Return the first message to a worker; `UnreachableFunction` if another process cannot import a function.
+
+    `graders` are those of training and, if they differ, those of evaluation.
+    """
+    described: list[Json] = []
+    for rewards, reward_range in graders:
+        references: list[Json] = [
+            reference(r.function) | {"name": r.name, "weight": r.weight, "trl": r.trl}  # see `worker._import_rewards`
+            for r in rewards
+        ]
+        described.append({"rewards": references, "range": [*reward_range]})
+    return {"graders": described, "memory": memory_mib << 20}
 
 
 class WorkerProcess:
@@ -59,7 +67,8 @@ class WorkerProcess:
     def prepare(self, setup: Message, *, seconds: float) -> None:
         """Send the setup and wait until the worker has imported the reward functions."""
         until = time.monotonic() + seconds
-        targets = ", ".join(str(reward["target"]) for reward in cast("list[dict[str, Json]]", setup["rewards"]))
+        graders = cast("list[dict[str, list[dict[str, Json]]]]", setup["graders"])
+        targets = ", ".join(str(reward["target"]) for grader in graders for reward in grader["rewards"])
         try:
             self._channel.send(setup, seconds=seconds)
             reply = self._channel.receive(seconds=until - time.monotonic())

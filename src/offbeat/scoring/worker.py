@@ -17,7 +17,7 @@ import time
 from typing import Final, cast
 
 from offbeat.imports import resolve
-from offbeat.tasks.rewards import DETAIL_LIMIT, Reward, grade
+from offbeat.tasks.rewards import DETAIL_LIMIT, FOR_EVALUATION, Reward, grade
 from offbeat.types import Json, Score, Unscorable
 
 Message = dict[str, Json]
@@ -93,20 +93,21 @@ def serve(channel: Channel) -> None:
     # Limits heap and anonymous mappings, not address space: libraries reserve far more of that than they use.
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     try:
-        rewards = _import_rewards(cast("list[Json]", setup["rewards"]))
+        graders = [_import_grader(grader) for grader in cast("list[dict[str, Json]]", setup["graders"])]
     # The boundary to user code: whatever importing it raises is the reason why the pool cannot start.
     except Exception as error:
         channel.send({"broken": f"{type(error).__name__}: {error}"[:DETAIL_LIMIT]})
         return
-    low, high = cast("list[float]", setup["range"])
     channel.send({"ready": True})
     # A worker that has used half of its memory exits between two completions, before the limit hits one of them.
     enough = (_memory_in_use() + memory) // 2
     leaving = False
     while not leaving:
         job = channel.receive()
+        columns = cast("Message", job["columns"])
+        rewards, reward_range = graders[-1 if columns.pop(FOR_EVALUATION, False) else 0]
         try:
-            reply = _reply(grade(rewards, (low, high), cast("str", job["text"]), cast("Message", job["columns"])))
+            reply = _reply(grade(rewards, reward_range, cast("str", job["text"]), columns))
             leaving = _memory_in_use() > enough
         except MemoryError:
             reply = _reply(Unscorable("crash", f"memory: scoring needed more than {memory >> 20} MiB"))
@@ -114,9 +115,14 @@ def serve(channel: Channel) -> None:
         channel.send(reply | {"job": job["job"], "leaving": leaving})
 
 
-def _import_rewards(references: list[Json]) -> list[Reward]:
+def _import_grader(described: dict[str, Json]) -> tuple[list[Reward], tuple[float, float]]:
+    low, high = cast("list[float]", described["range"])
+    return _import_rewards(cast("list[dict[str, Json]]", described["rewards"])), (low, high)
+
+
+def _import_rewards(references: list[dict[str, Json]]) -> list[Reward]:
     rewards = []
-    for reference in cast("list[dict[str, Json]]", references):
+    for reference in references:
         function = resolve(cast("str", reference["target"]), cast("dict[str, Json]", reference["options"]))
         weight, trl = cast("float", reference["weight"]), bool(reference["trl"])
         rewards.append(Reward(function, str(reference["name"]), weight, trl))

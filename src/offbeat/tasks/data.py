@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, cast, overload
+from typing import Final, Literal, Protocol, cast, overload
 
 from offbeat.errors import DataError, PromptTooLong, TaskError, suggest_nearest
 from offbeat.types import Json
@@ -16,6 +16,7 @@ from offbeat.types import Json
 Row = Mapping[str, object]
 Messages = tuple[Mapping[str, str], ...]
 """A chat: `({"role": "user", "content": "1+1="},)`."""
+EVALUATION_SPLITS: Final = ("test", "validation")
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,24 @@ def rows(source: str | Path, *, split: str = "train", subset: str | None = None)
     if path.suffix == ".parquet":
         return _parquet(path)
     return _dataset(source, split, subset)
+
+
+def evaluation_rows(source: str | Path, *, split: str = "train", subset: str | None = None) -> Iterator[Row]:
+    """Read the split of a dataset that is meant for evaluation: `test`, or else `validation`.
+
+    There are no rows if the dataset has neither, if `split` is the one, or if the source is a single file.
+    """
+    if Path(source).suffix in (".jsonl", ".json", ".parquet"):
+        return
+    for name in EVALUATION_SPLITS:
+        if split.startswith(name):
+            return
+        try:
+            found = _dataset(source, name, subset)
+        except (DataError, ValueError):  # there is no split of that name
+            continue
+        yield from found
+        return
 
 
 def _json_lines(path: Path) -> Iterator[Row]:

@@ -1,10 +1,11 @@
 """`gsm8k`: grade-school word problems with one number as the answer, compared by `verify.numeric`."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from offbeat.errors import TaskError
-from offbeat.tasks.data import Deferred, Example, Row, rows
+from offbeat.tasks.data import Deferred, Example, Row, evaluation_rows, rows
 from offbeat.tasks.rewards import Reward
 from offbeat.tasks.task import Task
 from offbeat.types import Json
@@ -34,7 +35,7 @@ def reference_answer(solution: str) -> str:
     return answer.strip()
 
 
-def examples(found: Iterable[Row], instruction: str = INSTRUCTION) -> Iterator[Example]:
+def examples(found: Iterable[Row], instruction: str = INSTRUCTION, name: str = "gsm8k") -> Iterator[Example]:
     """Convert GSM8K rows, {question, answer}, to examples.
 
     >>> [example] = examples([{"question": "How much is 9 * 2?", "answer": "9 * 2 = 18\\n#### 18"}])
@@ -44,13 +45,13 @@ def examples(found: Iterable[Row], instruction: str = INSTRUCTION) -> Iterator[E
     for number, row in enumerate(found):
         content = f"{row['question']}\n\n{instruction}"
         columns: dict[str, Json] = {"answer": reference_answer(str(row["answer"]))}
-        yield Example(f"gsm8k-{number}", ({"role": "user", "content": content},), columns)
+        yield Example(f"{name}-{number}", ({"role": "user", "content": content},), columns)
 
 
 def gsm8k(
     *, source: str = "openai/gsm8k", split: str = "train", subset: str = "main", instruction: str = INSTRUCTION
 ) -> Task:
-    """Make the task from one split of GSM8K.
+    """Make the task from one split of GSM8K; evaluation asks the `test` split.
 
     >>> gsm8k(source="gsm8k/test.jsonl").name
     'gsm8k'
@@ -58,4 +59,6 @@ def gsm8k(
     `source`, `split` and `subset` are those of `data.load`; `instruction` follows each question.
     """
     found = Deferred(lambda: list(examples(rows(source, split=split, subset=subset), instruction)))
-    return Task("gsm8k", found, (Reward(correct),), answer=final_number)
+    task = Task("gsm8k", found, (Reward(correct),), answer=final_number)
+    test = partial(evaluation_rows, source, split=split, subset=subset)
+    return task.evaluated_on(lambda: list(examples(test(), instruction, "gsm8k-test")))

@@ -1,10 +1,11 @@
 """`math`: problems with a formula as the answer, from any dataset with LaTeX answers, compared by math-verify."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final, cast
 
 from offbeat.errors import TaskError
-from offbeat.tasks.data import Deferred, Example, Row, rows
+from offbeat.tasks.data import Deferred, Example, Row, evaluation_rows, rows
 from offbeat.tasks.rewards import Reward
 from offbeat.tasks.task import Task
 from offbeat.types import Json
@@ -39,7 +40,9 @@ def reference_answer(row: Row) -> str:
     return found[-1]
 
 
-def examples(found: Iterable[Row], instruction: str = INSTRUCTION, slice_by: str | None = None) -> Iterator[Example]:
+def examples(
+    found: Iterable[Row], instruction: str = INSTRUCTION, slice_by: str | None = None, name: str = "math"
+) -> Iterator[Example]:
     r"""Convert rows {problem or question, answer or solution} to examples.
 
     >>> [example] = examples([{"problem": "Solve $2x = 1$.", "answer": r"\frac12", "level": 1}], slice_by="level")
@@ -51,7 +54,7 @@ def examples(found: Iterable[Row], instruction: str = INSTRUCTION, slice_by: str
         columns: dict[str, Json] = {"answer": reference_answer(row)}
         if slice_by is not None:
             columns[slice_by] = cast("Json", row[slice_by])
-        yield Example(f"math-{number}", ({"role": "user", "content": f"{problem}\n\n{instruction}"},), columns)
+        yield Example(f"{name}-{number}", ({"role": "user", "content": f"{problem}\n\n{instruction}"},), columns)
 
 
 def latex_math(
@@ -62,7 +65,7 @@ def latex_math(
     slice_by: str | None = None,
     instruction: str = INSTRUCTION,
 ) -> Task:
-    """Make the task from one split of a dataset.
+    """Make the task from one split of a dataset; evaluation asks its `test` split, if it has one.
 
     >>> latex_math(source="math.jsonl", slice_by="level").deadline
     2.0
@@ -71,4 +74,6 @@ def latex_math(
     column that the evaluation table is split by, for instance 'level'.
     """
     found = Deferred(lambda: list(examples(rows(source, split=split, subset=subset), instruction, slice_by)))
-    return Task("math", found, (Reward(correct),), deadline=DEADLINE, answer=final_formula, slice_by=slice_by)
+    task = Task("math", found, (Reward(correct),), deadline=DEADLINE, answer=final_formula, slice_by=slice_by)
+    test = partial(evaluation_rows, source, split=split, subset=subset)
+    return task.evaluated_on(lambda: list(examples(test(), instruction, slice_by, "math-test")))

@@ -15,13 +15,15 @@ from typing import Final
 from offbeat.errors import SandboxMissing, TaskError
 from offbeat.sandbox import ProgramOutcome, Sandbox, SandboxLimits, open_sandbox
 from offbeat.tasks.code_tests import BadTest, Call, Script, parse, same, same_output
-from offbeat.tasks.data import ColumnMap, Deferred, Example, Messages, load
+from offbeat.tasks.data import ColumnMap, Deferred, Example, Messages, evaluation_rows, load
 from offbeat.tasks.rewards import Reward
 from offbeat.tasks.task import Task
 from offbeat.types import Json
 
 INSTRUCTION: Final = "Answer with one Python program in a ```python block, complete with its imports."
-_BLOCK: Final = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_FENCE: Final = "```"
+_LINE: Final = re.compile(r"[^\n]*\n|[^\n]+")
+_LANGUAGE: Final = re.compile(r"[ \t]*(\w*)")
 _LANGUAGES: Final = {"python", "python3", "py"}
 _LONGEST: Final = 200_000
 """Only so many characters at the end of a completion are searched for a program."""
@@ -45,8 +47,26 @@ def program_in(text: str) -> str | None:
     >>> program_in("It is 42.") is None
     True
     """
-    blocks = [body for language, body in _BLOCK.findall(text[-_LONGEST:]) if language.lower() in _LANGUAGES]
+    blocks = [body for language, body in _blocks(text[-_LONGEST:]) if language in _LANGUAGES]
     return blocks[-1] if blocks else None
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yield language and content of each fenced block, line by line: a pattern took minutes on long runs of spaces."""
+    language, body = None, list[str]()
+    for line in _LINE.findall(text):
+        marked = line.strip(" \t\n")
+        if language is None:
+            if marked.startswith(_FENCE) and line.endswith("\n"):
+                found = _LANGUAGE.match(marked, len(_FENCE))
+                language, body = found[1].lower() if found else "", []
+        elif marked == _FENCE:
+            yield language, "".join(body)
+            language = None
+        else:
+            body.append(line)
+    if language is not None:  # the end of the text closes the block
+        yield language, "".join(body)
 
 
 def judge(program: str, tests: Sequence[Call | Script], sandbox: Sandbox, limits: SandboxLimits) -> TestVerdict:
@@ -139,7 +159,7 @@ def python_code(
 ) -> Task:
     """Make the task; `TaskError` if no sandbox works on this machine.
 
-    `source`, `split` and `subset` are those of `data.load`.
+    `source`, `split` and `subset` are those of `data.load`; evaluation asks the `test` split, if there is one.
 
     Args:
         prompt: The column with the problem.
@@ -153,9 +173,14 @@ def python_code(
     except SandboxMissing as missing:
         raise TaskError(f"task 'python_code' does not start without a sandbox: {missing}") from missing
     columns = ColumnMap(prompt=prompt, keep={"tests": tests})
+
+    def test_examples() -> list[Example]:
+        found = enumerate(evaluation_rows(source, split=split, subset=subset))
+        return examples(columns.example(row, f"python_code-test-{number}") for number, row in found)
+
     return Task(
         "python_code",
         Deferred(lambda: examples(load(source, columns, split=split, subset=subset).examples)),
         (Reward(partial(passes, seconds=seconds, memory_mb=memory_mb, sandbox=sandbox)),),
         deadline=seconds + _START_ALLOWANCE,
-    )
+    ).evaluated_on(test_examples)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from offbeat.errors import TaskError, suggest_nearest
+from offbeat.imports import install_command
 from offbeat.tasks.data import Deferred, Example
 from offbeat.tasks.rewards import Reward
 from offbeat.tasks.task import Task
@@ -101,7 +102,7 @@ def generators() -> frozenset[str]:
     """
     package = find_spec("reasoning_gym")
     if package is None or package.origin is None:
-        raise ModuleNotFoundError("reasoning_gym is not installed: pip install 'offbeat[math]'", name="reasoning_gym")
+        raise ModuleNotFoundError(f"reasoning_gym is not installed: {install_command('math')}", name="reasoning_gym")
     files = Path(package.origin).parent.rglob("*.py")
     return frozenset(name for file in files for name in _REGISTERED.findall(file.read_text("utf-8")))
 

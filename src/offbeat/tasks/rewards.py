@@ -16,6 +16,8 @@ Reason = Literal["timeout", "crash", "sandbox", "invalid"]
 
 DETAIL_LIMIT: Final = 500
 """Characters of an error message to keep."""
+FOR_EVALUATION: Final = "offbeat.evaluation"
+"""The column of a prompt that is scored by the reward functions of `Task.evaluation`. They do not see it."""
 
 
 @dataclass(frozen=True)

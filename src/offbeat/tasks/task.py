@@ -11,9 +11,8 @@ It receives the text of a completion and the columns of the example, and runs in
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, cast
 
 from numpy.typing import ArrayLike
@@ -114,6 +113,9 @@ class Task:
     """The column that the evaluation table is split by, for instance a difficulty."""
     environment: Callable[[Example], Environment] | None = None
     """For several turns: makes the environment that replies to the policy."""
+    evaluation: "Task | None" = None
+    """What evaluation asks instead of `examples`; without examples it does not count. `split.hold_out` makes sure that
+    the two share no prompt. None: there is nothing for evaluation only."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rewards", tuple(self.rewards))
@@ -138,6 +140,10 @@ class Task:
             yield self.examples[order.index(position)]
             position += 1
 
+    def evaluated_on(self, load_examples: Callable[[], Sequence[Example]]) -> "Task":
+        """Return the task with other examples for evaluation, which load on first use."""
+        return replace(self, evaluation=replace(self, examples=Deferred(load_examples)))
+
     def prompt(self, example: Example, token_ids: ArrayLike) -> Prompt:
         """Make the prompt that travels with a group: the example's record, and its prompt as tokens."""
         return Prompt(example.id, token_ids, self.name, example.record)  # type: ignore[arg-type]  # it freezes any array
@@ -155,7 +161,7 @@ def prompt_at(task: Task, tokenizer: Tokenizer, seed: int) -> Callable[[int], Pr
 
 
 def make(name: str, options: Mapping[str, Json] | None = None) -> Task:
-    """Make the task of that name.
+    """Make the task of that name. The path of your own file is short for `custom` with this path.
 
     >>> make("arithmetic", {"digits": 2}).name
     'arithmetic'
@@ -164,9 +170,12 @@ def make(name: str, options: Mapping[str, Json] | None = None) -> Task:
     ...
     offbeat.errors.TaskError: 'arithmetik' is not a task; did you mean 'arithmetic'?
     """
+    if name.endswith(".py"):
+        name, options = "custom", {**(options or {}), "path": name}
     if name not in FACTORIES:
-        hint = " (for your own file, use task 'custom' with path=…)" if name.endswith(".py") else ""
-        raise TaskError(f"{name!r} is not a task; {suggest_nearest(name, FACTORIES)}{hint}")
+        near = suggest_nearest(name, FACTORIES)
+        own = "" if near.startswith("did") else "; for a task of your own, give the path of its Python file"
+        raise TaskError(f"{name!r} is not a task; {near}{own}")
     factory = cast("Callable[..., Task]", resolve(FACTORIES[name]))
     try:
         return factory(**dict(options or {}))
@@ -187,7 +196,8 @@ def custom(*, path: str) -> Task:
     `examples` holds `Example`s or dictionaries with a 'prompt', or is a function that returns them. For several rewards
     define a list `rewards` of functions or `Reward(function, weight=…)`. A function whose first parameter is
     `completions`, `prompts` or `completion_ids` is called as TRL calls it. The names `reward_range`, `deadline`,
-    `answer`, `slice_by` and `environment` set the fields of `Task`.
+    `answer`, `slice_by` and `environment` set the fields of `Task`. `evaluation_examples`, written like `examples`, are
+    for evaluation only; without them, a run that evaluates holds some of `examples` out.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -210,12 +220,16 @@ def custom(*, path: str) -> Task:
         names = [name for name in defined if not name.startswith("_")]
         raise TaskError(f"{path} defines no {missing!r} (nor a `task`); {suggest_nearest(missing, names)}")
     settings: dict[str, Any] = {name: defined[name] for name in _SETTINGS if name in defined}
-    examples = Deferred(lambda: _custom_examples(module, path))
-    return Task(Path(path).stem, examples, tuple(_custom_reward(r) for r in rewards), **settings)
+    name = Path(path).stem
+    examples = Deferred(lambda: _custom_examples(module.examples, path, name))
+    task = Task(name, examples, tuple(_custom_reward(r) for r in rewards), **settings)
+    if "evaluation_examples" not in defined:
+        return task
+    return task.evaluated_on(lambda: _custom_examples(module.evaluation_examples, path, f"{name}-evaluation"))
 
 
-def _custom_examples(module: ModuleType, path: str) -> Sequence[Example]:
-    entries = module.examples() if callable(module.examples) else module.examples
+def _custom_examples(given: Any, path: str, name: str) -> Sequence[Example]:
+    entries = given() if callable(given) else given
     columns = ColumnMap()
     examples = []
     for number, entry in enumerate(entries):
@@ -223,8 +237,7 @@ def _custom_examples(module: ModuleType, path: str) -> Sequence[Example]:
             raise TaskError(
                 f"{path}: example {number} is {entry!r:.80}; it must be an Example or a dictionary with 'prompt'"
             )
-        id_ = f"{Path(path).stem}-{number}"
-        examples.append(entry if isinstance(entry, Example) else columns.example(entry, id_))
+        examples.append(entry if isinstance(entry, Example) else columns.example(entry, f"{name}-{number}"))
     return examples
 
 

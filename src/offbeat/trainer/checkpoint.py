@@ -19,7 +19,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -132,20 +132,21 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         directory: str | os.PathLike[str],
         *,
         config: Json,
-        defaults: Json = None,
+        translate: Callable[[Json], Json] = lambda recorded: recorded,
         keep: int = 2,
         ranks: Ranks | None = None,
         patience: float = 600.0,
     ) -> None:
         """Lock the directory and remove what a killed run left unfinished.
 
-        `config` is the resolved configuration of the run, `defaults` that of a run without settings. The newest `keep`
-        checkpoints stay. Rank 0 waits up to `patience` seconds for another rank's file.
+        `config` is the resolved configuration of the run; `translate` returns that of a checkpoint in today's settings,
+        because an earlier version may have saved it. The newest `keep` checkpoints stay. Rank 0 waits up to `patience`
+        seconds for another rank's file.
         """
         if keep < 2:
             raise ValueError(f"keep = {keep}: keep at least 2, in case one is damaged")
         self._directory = Path(directory)
-        self._config, self._defaults = config, defaults
+        self._config, self._translate = config, translate
         self._keep = keep
         self._ranks = ranks or Ranks()
         self._patience = patience
@@ -203,7 +204,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         for step in reversed(self._steps(finished=True)):
             checkpoint, problem = self._verify(step)
             if checkpoint is not None:
-                if changes := list(differences(self._config, checkpoint.manifest.config, self._defaults)):
+                if changes := list(differences(self._config, self._translate(checkpoint.manifest.config))):
                     raise CheckpointMismatch(
                         f"the checkpoint of step {step} was saved with another configuration: {'; '.join(changes)}. "
                         "Undo the change, or start a new run"
@@ -293,20 +294,14 @@ def _locked(directory: Path) -> FileLock:
         raise CheckpointError(f"another run is writing to {directory}; stop it, or use another directory") from None
 
 
-def differences(ours: Json, theirs: Json, defaults: Json = None, path: str = "") -> Iterator[str]:
+def differences(ours: Json, theirs: Json, path: str = "") -> Iterator[str]:
     """Yield the keys in which two JSON values differ, with both values.
-
-    What `theirs` does not name yet has its default: a later version of offbeat may have added it.
 
     >>> list(differences({"sync": {"every": 4}}, {"sync": {"every": 8}}))
     ['sync.every is 4 and was 8']
-    >>> list(differences({"sync": {"every": 4, "offset": 0}}, {"sync": {"every": 4}}, {"sync": {"offset": 0}}))
-    []
     """
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        fallback = defaults if isinstance(defaults, dict) else {}
         for key in sorted(ours.keys() | theirs.keys()):
-            default = fallback.get(key)
-            yield from differences(ours.get(key), theirs.get(key, default), default, f"{path}.{key}" if path else key)
+            yield from differences(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)
     elif ours != theirs:
         yield f"{path} is {json.dumps(ours)} and was {json.dumps(theirs)}"

@@ -107,7 +107,7 @@ def estimate_memory(trainer: Trainer, shape: StepShape) -> MemoryEstimate:
         "gradients": sum(4 * _local(p).numel() for p in policy_model.parameters() if p.requires_grad),
         "activations": int(kept),
         "backward of a layer": int(temporary),
-        "logits of a chunk": 3 * 4 * min(policy_model.chunk_tokens, len(micro.targets)) * policy_model.vocab_size,
+        "logits of a chunk": 0 if policy_model.keeps_logits else _chunk_bytes(policy_model, len(micro.targets)),
     }
     if isinstance(next(policy_model.parameters()), DTensor):
         terms["gathered layers"] = _gathered_elements(policy_model) * policy_model.compute_dtype.itemsize
@@ -236,6 +236,11 @@ def _persistent_bytes(trainer: Trainer) -> dict[str, int]:
         found[term] = found.get(term, 0) + _local(tensor).nbytes
     parameters = sum(_local(p).nbytes for p in trainer.policy_model.parameters() if p.dtype.itemsize < 4)
     return found | ({"parameters": parameters} if parameters else {})
+
+
+def _chunk_bytes(policy_model: PolicyModel, tokens: int) -> int:
+    """Return the bytes of a chunk's logits and of what is computed from them in float32."""
+    return 3 * 4 * min(policy_model.chunk_tokens, tokens) * policy_model.vocab_size
 
 
 def _gathered_elements(policy_model: PolicyModel) -> int:

@@ -14,6 +14,7 @@ Shapes: L tokens of the row, S segments, Q blocks of 128 tokens, W blocks in the
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -211,9 +212,17 @@ class FusedAttention:
 
     def __init__(self, backend: str = "inductor") -> None:
         self.graphs: Counter[str] = Counter()
-        self._inner: Callable[..., Callable[..., object]] = torch._dynamo.lookup_backend(backend)
+        self._backend = backend
+
+    @cached_property
+    def _compiled(self) -> Callable[[Tensor, Tensor, Tensor, BlockMask], Tensor]:
+        """Made at the first call, because it imports the compiler, which a run on CPU never needs."""
         # fullgraph: at its limit of graphs dynamo raises, instead of running the function as plain Python.
-        self._compiled = torch.compile(_attend, backend=self._compile, dynamic=True, fullgraph=True)
+        return torch.compile(_attend, backend=self._compile, dynamic=True, fullgraph=True)
+
+    @cached_property
+    def _inner(self) -> Callable[..., Callable[..., object]]:
+        return cast("Callable[..., Callable[..., object]]", torch._dynamo.lookup_backend(self._backend))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: BlockMask) -> Tensor:
         """[1, heads, L, D] in and out. Raises `UnfusedAttention` if torch does not compile the kernel."""

@@ -104,6 +104,7 @@ class PolicyModel(nn.Module):
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
         self._packed = packed
+        self._checkpoint_activations = checkpoint_activations
         self.compute_dtype: torch.dtype = next(model.parameters()).dtype
         """The dtype of matrix products. FSDP casts sharded parameters to it."""
         if checkpoint_activations:
@@ -122,6 +123,11 @@ class PolicyModel(nn.Module):
         return self.device.type == "cuda" if self._packed is None else self._packed
 
     @property
+    def keeps_logits(self) -> bool:
+        """True if the backward pass finds the logits in memory. On CPU that is cheaper than to compute them again."""
+        return self.device.type == "cpu" and not self._checkpoint_activations
+
+    @property
     def vocab_size(self) -> int:
         """Number of input embeddings: every token id is smaller."""
         return int(self.model.get_input_embeddings().num_embeddings)
@@ -138,6 +144,7 @@ class PolicyModel(nn.Module):
             bias=head.bias,
             temperature=self.temperature,
             chunk_tokens=self.chunk_tokens,
+            keep_logits=self.keeps_logits,
         )
         # Clones, not views: an in-place operation on a view would drop the backward hooks that FSDP puts on it.
         return TokenStats(*(values.clone() for values in stats))

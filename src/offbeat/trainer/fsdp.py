@@ -15,6 +15,7 @@ gradients cross the network, once per update.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -177,6 +178,20 @@ def serving_state(policy_model: PolicyModel, dtype: torch.dtype) -> Iterator[tup
         whole = rounded.full_tensor()
         if distributed.get_rank() == 0:
             yield name, whole.cpu()
+
+
+@contextmanager
+def as_served(policy_model: PolicyModel, dtype: torch.dtype) -> Iterator[None]:
+    """Let the model compute with the weights of `serving_state`, rounded to `dtype`, for the length of the block."""
+    wider = [one for _, one in named_tensors(policy_model) if one.is_floating_point() and one.itemsize > dtype.itemsize]
+    exact = [tensor.clone() for tensor in wider]
+    try:
+        for tensor in wider:
+            tensor.copy_(tensor.to(dtype))
+        yield
+    finally:
+        for tensor, value in zip(wider, exact, strict=True):
+            tensor.copy_(value)
 
 
 def named_tensors(policy_model: PolicyModel) -> Iterator[tuple[str, Tensor]]:

@@ -46,7 +46,7 @@ def load_policy_model(
     On one rank the parameters have the dtype `compute`. On several, each rank gets its slices in float32, the master
     weights. Raises `ModelUnreadable` if files do not hold exactly the tensors of the model.
     """
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if ranks.size == 1:
         whole = AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=compute, local_files_only=True, trust_remote_code=False

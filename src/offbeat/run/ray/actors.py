@@ -24,7 +24,6 @@ import torch
 from ray.actor import ActorHandle
 
 from offbeat.config import Config
-from offbeat.hub import model_directory
 from offbeat.placement.plan import DevicePlan
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.prompt_leases import PromptLease
@@ -110,7 +109,7 @@ class RankActor:
         config = self._config
         ranks = Ranks()
         if config.trainer.ranks > 1:
-            device = str(torch.accelerator.current_accelerator() or "cpu")
+            device = str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
             ranks = join(
                 self._rank,
                 config.trainer.ranks,
@@ -156,9 +155,7 @@ class RankActor:
             if self._rank > 0:
                 return {"gathered": sum(1 for _ in whole)}
             if self._served is None:
-                self._served = HfEngine.start(
-                    model_directory(config.model.path, config.model.revision), dtype=config.model.serve
-                )
+                self._served = HfEngine.start(config.model.directory(), dtype=config.model.serve)
             asyncio.run(self._served.load(step, whole))
             model = self._served.model
         context = self._context

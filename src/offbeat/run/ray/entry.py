@@ -34,10 +34,10 @@ from offbeat.types import Json
 
 
 def train(config: Config, directory: RunDirectory, *, watching: Callable[[Mapping[str, Json]], None] | None = None,
-          started: Callable[[Loop], None] | None = None) -> Ledger:  # fmt: skip
+          started: Callable[[Loop], None] | None = None, lock: RunLock | None = None) -> Ledger:  # fmt: skip
     """Train on Ray, with the arguments of `offbeat.run.local.train`."""
     with (
-        RunLock(directory),
+        lock or RunLock(directory),
         open_journal(directory, config.run.sinks, watching) as journal,
         environment(config, directory),
     ):

@@ -1,0 +1,63 @@
+"""Columns that a reward function names and the data does not have: found before anything is generated."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+
+from offbeat.errors import suggest_nearest
+from offbeat.tasks.rewards import Reward
+from offbeat.tasks.task import Task
+
+_OF_TRL = {"self", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+"""Parameters of a TRL reward function that are no columns."""
+ROWS = 10_000
+"""Examples to look at."""
+
+
+def check_columns(task: Task, name: str) -> list[str]:
+    """Return one problem for each column that a reward function needs and some examples do not have."""
+    examples = task.examples[: min(ROWS, len(task.examples))]
+    columns = {column for example in examples for column in example.record}
+    found = []
+    for reward in task.rewards:
+        for column in sorted(set(_needed(reward))):
+            without = [example.id for example in examples if column not in example.record]
+            if not without:
+                continue
+            near = suggest_nearest(column, sorted(columns - {"prompt", column}) or ["prompt"])
+            lack = "the data does not have" if column not in columns else f"{_some(without)} do not have"
+            found.append(
+                f"task.name = {name!r}: reward {reward.name!r} names the column {column!r}, which {lack}; {near}"
+            )
+    return found
+
+
+def _some(ids: Sequence[str]) -> str:
+    return f"{len(ids)} of the rows ({', '.join(ids[:3])}{', …' if len(ids) > 3 else ''})"
+
+
+def _needed(reward: Reward) -> Iterator[str]:
+    """Yield the columns that a function cannot do without, as far as its source tells."""
+    function = inspect.unwrap(getattr(reward.function, "func", reward.function))
+    if reward.trl:
+        for one in inspect.signature(reward.function).parameters.values():
+            if one.kind is not one.VAR_KEYWORD and one.default is one.empty and one.name not in _OF_TRL:
+                yield one.name
+    parameters = list(inspect.signature(function).parameters.values())
+    mapping = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), None) if reward.trl else (
+        parameters[1].name if len(parameters) > 1 else None
+    )  # fmt: skip
+    yield from _subscripts(function, mapping)
+
+
+def _subscripts(function: Callable[..., object], mapping: str | None) -> Iterator[str]:
+    """Yield every "x" in `mapping["x"]`."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):  # a builtin, or a function without a source
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(ast.Name(id=name), ast.Constant(value=str(column)), ast.Load()) if name == mapping:
+                yield column

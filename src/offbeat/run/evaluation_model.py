@@ -1,0 +1,188 @@
+"""Pass rates of any model: of a directory, of the hub, or of a run, whose base model answers the same prompts."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from offbeat.config import Config
+from offbeat.errors import ModelUnreadable
+from offbeat.evaluation import Attempts, EvaluationRow, evaluate
+from offbeat.hub import hub_name, model_directory
+from offbeat.rollout.engine import Request, Sampling
+from offbeat.rollout.hf import HfEngine
+from offbeat.rollout.stopping import stop_tokens
+from offbeat.run.build import logged_prompts, make_task
+from offbeat.run.directory import RunDirectory
+from offbeat.scoring.pool import Outcome, ScoringPool
+from offbeat.seeds import derive
+from offbeat.tasks.data import Example, tokens
+from offbeat.tasks.split import (
+    EvaluationSet,
+    evaluation_set,
+    evaluation_set_of_model,
+    for_evaluation,
+    in_hash_order,
+    samples_for,
+    without_prompts,
+)
+from offbeat.tasks.task import Task, make
+from offbeat.trainer.export import load_policy
+from offbeat.types import Score
+
+_SCORING_SECONDS: Final = 600.0
+_PROMPTS: Final = 64
+_MAX_TOKENS: Final = 256
+
+
+def _reward(outcome: Outcome) -> float | None:
+    return outcome.reward if isinstance(outcome, Score) else None
+
+
+@dataclass(frozen=True)
+class ModelSampler:
+    """A model and every parameter it samples with."""
+
+    engine: HfEngine
+    tokenizer: PreTrainedTokenizerBase
+    sampling: Sampling
+
+    def answers(self, example: Example, samples: int, seed: int) -> list[str]:
+        """Return the texts of `samples` completions of one prompt."""
+        request = Request(example.id, tokens(example.prompt, self.tokenizer), samples, self.sampling, seed)
+        [completions] = asyncio.run(self.engine.generate([request]))
+        texts = self.tokenizer.batch_decode([one.token_ids for one in completions], skip_special_tokens=True)
+        return [str(text) for text in texts]
+
+
+def load_model(name: str, *, temperature: float, max_tokens: int) -> ModelSampler:
+    """Load a model from a directory, or as `owner/name` from the hub. Code that the model brings is not run."""
+    if hub_name(name) is None and not Path(name).is_dir():
+        raise ModelUnreadable(
+            f"{name} is neither an experience log nor the directory of a model; write a model of the hub as owner/name"
+        )
+    place = str(model_directory(name))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelUnreadable(
+            f"{name} is not an experience log, and no model can be loaded from it: {error}"
+        ) from error
+    return policy_sampler(model, tokenizer, temperature, max_tokens)
+
+
+def policy_sampler(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float, max_tokens: int
+) -> ModelSampler:
+    """Return a sampler that stops at the model's end-of-text tokens. Temperature 0 is greedy."""
+    stops = stop_tokens(model.generation_config, tokenizer)
+    sampling = Sampling(max_tokens, stops, temperature or 1.0, top_k=0 if temperature else 1)
+    return ModelSampler(HfEngine(model), tokenizer, sampling)
+
+
+def sample_attempts(
+    model: ModelSampler,
+    asked: EvaluationSet,
+    column: str | None,
+    *,
+    samples: int,
+    greedy: bool = False,
+    seed: int = 0,
+    workers: int = 2,
+) -> Iterator[Attempts]:
+    """Sample and score `samples` completions of each prompt, and a greedy one if wanted.
+
+    The value of `column` names the slice of a prompt; None puts all prompts into one slice.
+    """
+    task = asked.task
+    greedily = replace(model, sampling=replace(model.sampling, top_k=1))
+    with ScoringPool.of(replace(task, evaluation=None), workers=workers) as pool:
+        pending: list[tuple[Example, list[str], list[Future[Outcome]]]] = []
+        for number, example in enumerate(asked.examples):
+            stream = derive(seed, "eval", "sampling", number)
+            texts = model.answers(example, samples, stream)
+            texts += greedily.answers(example, 1, stream) if greedy else []
+            scores = [pool.score(text, example.record, of=f"{example.id}/{i}") for i, text in enumerate(texts)]
+            pending.append((example, texts, scores))
+        for example, texts, scores in pending:
+            rewards = [_reward(score.result(timeout=_SCORING_SECONDS)) for score in scores]
+            answers = None if task.answer is None else [task.answer(text) for text in texts[:samples]]
+            name = "all" if column is None else str(example.columns.get(column, f"no {column}"))
+            yield Attempts(example.id, name, rewards[:samples], answers, rewards[-1] if greedy else None)
+
+
+def evaluation_set_of_run(config: Config, other: Task | None, count: int) -> EvaluationSet:
+    """Return up to `count` prompts to ask a run's policy: of its own task, or of another one.
+
+    They are prompts that the run does not train on, if there are any, and the same ones that it asks while it trains.
+    """
+    own, logged = make_task(config), logged_prompts(config)
+    if other is None and own.evaluation is None:
+        other = make(config.task.name, config.task.options).evaluation
+    part = None if other is None else for_evaluation(other)
+    if part is None or not len(part.examples):
+        return evaluation_set(own, count, derive(config.seed, "evaluation"))
+    unseen = without_prompts(part.examples, own.examples)
+    if logged is not None:
+        unseen = [example for example in unseen if not logged(example)]
+    return EvaluationSet(part, (unseen or in_hash_order(part.examples))[:count], held_out=bool(unseen))
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How a model is evaluated; `offbeat.evaluate` describes each of them."""
+
+    prompts: int | None = None
+    samples: int = 8
+    ks: tuple[int, ...] = ()
+    temperature: float = 1.0
+    greedy: bool = True
+    before: bool = True
+    max_tokens: int | None = None
+    seed: int = 0
+    slice_by: str | None = None
+    correct_at: float = 1.0
+    workers: int = 2
+
+    def attempts(self, model: ModelSampler, asked: EvaluationSet, wanted: int) -> list[Attempts]:
+        """Ask a model. `wanted` is how many prompts there should be: if there are fewer, each gets more samples."""
+        samples = samples_for(self.samples, wanted, len(asked.examples)) if self.temperature else 1
+        return list(
+            sample_attempts(
+                model, asked, self.slice_by or asked.task.slice_by, samples=samples,
+                greedy=self.greedy and self.temperature > 0, seed=self.seed, workers=self.workers,
+            )
+        )  # fmt: skip
+
+    def table(self, now: list[Attempts], asked: EvaluationSet, before: Iterable[Attempts] = ()) -> list[EvaluationRow]:
+        """Make the table of these attempts."""
+        ks = self.ks or ((self.samples,) if self.temperature else ())
+        return evaluate(now, ks, before=before, correct_at=self.correct_at, held_out=asked.held_out)
+
+
+def evaluate_model(name: str, task: Task, settings: EvaluationSettings) -> list[EvaluationRow]:
+    """Evaluate a model of a directory or of the hub."""
+    model = load_model(name, temperature=settings.temperature, max_tokens=settings.max_tokens or _MAX_TOKENS)
+    wanted = settings.prompts or _PROMPTS
+    asked = evaluation_set_of_model(task, wanted)
+    return settings.table(settings.attempts(model, asked, wanted), asked)
+
+
+def evaluate_run(directory: RunDirectory, other: Task | None, settings: EvaluationSettings) -> list[EvaluationRow]:
+    """Evaluate the newest policy of a run, and the model that it started from on the same prompts."""
+    config = directory.config()
+    wanted, longest = settings.prompts or config.evaluation.prompts, settings.max_tokens or config.sampling.max_tokens
+    asked = evaluation_set_of_run(config, other, wanted)
+    tokenizer = AutoTokenizer.from_pretrained(str(directory.tokenizer), local_files_only=True)
+    policy = policy_sampler(load_policy(directory.path, dtype=torch.float32), tokenizer, settings.temperature, longest)
+    now = settings.attempts(policy, asked, wanted)
+    if not settings.before:
+        return settings.table(now, asked)
+    base = load_model(str(config.model.directory()), temperature=settings.temperature, max_tokens=longest)
+    return settings.table(now, asked, settings.attempts(base, asked, wanted))

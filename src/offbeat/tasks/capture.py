@@ -1,0 +1,258 @@
+"""A task made from Python objects: reward functions and a dataset, written as files that any process can load.
+
+`offbeat.train(model, reward, dataset)` calls this. Scoring processes, workers on other machines and `offbeat resume`
+cannot see the objects of your session, so the run directory gets a task file with the source of the reward functions
+and of everything in your script or notebook that they use:
+
+    correct (your notebook)  ── uses ──► re (imported) · normalize (your notebook) · LIMIT = 20
+        task/correct.py:  import re · LIMIT = 20 · def normalize … · def correct … · examples from examples.jsonl
+
+Functions of your own modules are imported from there, as are functions of installed packages.
+"""
+
+import ast
+import inspect
+import json
+import math
+import os
+import re
+import symtable
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from offbeat.errors import DataError, TaskError
+from offbeat.tasks.data import rows
+from offbeat.tasks.rewards import Reward
+
+RewardFunction = Callable[..., object] | Reward
+_HEAD: Final = (
+    '"""The task of a run: examples beside this file, and reward functions as they were when the run began."""\n'
+)
+_EXAMPLES: Final = """
+def {name}():
+    with Path(__file__).with_name("{name}.jsonl").open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+"""
+_SESSIONS: Final = {"__main__", "__mp_main__"}
+
+
+def write_task(
+    directory: Path,
+    rewards: RewardFunction | Sequence[RewardFunction],
+    dataset: object,
+    evaluation: object = None,
+    reward_range: tuple[float, float] = (-math.inf, math.inf),
+) -> Path:
+    """Write a task file and its data into `directory`, and return the path of the file. It is named like the reward.
+
+    Args:
+        directory: Made if it does not exist.
+        rewards: One function or several, also as `Reward` with a weight.
+        dataset: Rows to train on: a list of dictionaries or prompts, a JSONL or Parquet file, or a `Dataset`.
+        evaluation: Rows to evaluate on, in the same forms; None leaves it to the task to hold some out.
+        reward_range: A completion whose reward is outside counts as not scored.
+    """
+    chosen = [rewards] if isinstance(rewards, Reward) or not isinstance(rewards, Sequence) else list(rewards)
+    listed = [one if isinstance(one, Reward) else Reward(_checked(one)) for one in chosen]
+    if not listed:
+        raise TaskError("there is no reward function; give at least one")
+    source = SourceCapture()
+    entries = [
+        f"Reward({source.use(one.function)}, name={one.name!r}, weight={one.weight!r}, trl={one.trl})"
+        if isinstance(given, Reward)
+        else source.use(one.function)
+        for given, one in zip(chosen, listed, strict=True)
+    ]
+    splits = _splits(dataset, evaluation)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in splits.items():
+        _write_rows(directory / f"{name}.jsonl", content)
+    parts = [
+        _HEAD,
+        "import json\nfrom pathlib import Path\n\nfrom offbeat import Reward\n",
+        str(source),
+        *(_EXAMPLES.format(name=name) for name in splits),
+        f"reward_range = (float('{reward_range[0]}'), float('{reward_range[1]}'))\n",
+        f"rewards = [{', '.join(entries)}]\n",
+    ]
+    path = directory / f"{listed[0].name}.py"
+    path.write_text("\n".join(part for part in parts if part), encoding="utf-8")
+    return path
+
+
+def _checked(reward: object) -> Callable[..., object]:
+    if not callable(reward):
+        raise TaskError(
+            f"reward = {reward!r:.80} is not a function; give a function such as `def correct(text, columns)`"
+        )
+    if getattr(reward, "__name__", "<lambda>") == "<lambda>":
+        raise TaskError(
+            "a reward needs a name and a source: define it with `def`, not as a lambda or a callable object"
+        )
+    return reward
+
+
+def _splits(dataset: object, evaluation: object) -> dict[str, Iterator[Mapping[str, Any]]]:
+    """Return the rows to train on and, if there are any, to evaluate on. A dataset with splits gives both."""
+    if isinstance(dataset, Mapping):
+        if "train" not in dataset:
+            raise DataError(f"the dataset has no split 'train', only {', '.join(map(repr, dataset))}; give one of them")
+        evaluation = dataset.get("test") if evaluation is None else evaluation
+        dataset = dataset["train"]
+    found = {"examples": _rows(dataset)}
+    return found if evaluation is None else found | {"evaluation_examples": _rows(evaluation)}
+
+
+def _rows(dataset: object) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a dataset in any of its forms."""
+    if isinstance(dataset, str | os.PathLike):
+        yield from rows(os.fspath(dataset))
+        return
+    if not isinstance(dataset, Iterable):
+        raise DataError(
+            f"dataset is a {type(dataset).__name__}; give a list of dictionaries, a file or a `datasets.Dataset`"
+        )
+    for number, row in enumerate(dataset):
+        if not isinstance(row, str | Mapping):
+            raise DataError(
+                f"row {number} of the dataset is {row!r:.80}; it must be a dictionary with a 'prompt', or text"
+            )
+        yield {"prompt": row} if isinstance(row, str) else row
+
+
+def _write_rows(path: Path, content: Iterable[Mapping[str, Any]]) -> None:
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for number, row in enumerate(content):
+            try:
+                file.write(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n")
+            except (TypeError, ValueError) as error:
+                raise DataError(
+                    f"row {number} of the dataset cannot be stored as JSON: {error}; drop that column"
+                ) from None
+            count += 1
+    if not count:
+        raise DataError("the dataset has no rows; give at least one row with a 'prompt'")
+
+
+@dataclass
+class SourceCapture:
+    """Collects Python source that defines functions of a session in another process.
+
+    >>> import math
+    >>> capture = SourceCapture()
+    >>> capture.use(math.isclose)
+    'isclose'
+    >>> print(capture)
+    from math import isclose
+    """
+
+    _imports: dict[str, None] = field(default_factory=dict)
+    _definitions: dict[str, str] = field(default_factory=dict)
+
+    def use(self, function: object, name: str = "") -> str:
+        """Make an object available under `name`, by default its own, and return the name."""
+        own_name = str(getattr(function, "__qualname__", name))
+        name = name or own_name
+        if name in self._definitions:
+            return name
+        home = sys.modules.get(str(getattr(function, "__module__", "")))
+        if home is not None and home.__name__ not in _SESSIONS and getattr(home, own_name, None) is function:
+            self._import(home, f"from {home.__name__} import {_aliased(own_name, name)}")
+            return name
+        source = self._source(function, name)
+        self._definitions[name] = ""  # before its dependencies, which may use it: functions that call each other
+        for used, value in _session_names(source, function):
+            self._define(used, value, user=own_name)
+        del self._definitions[name]
+        self._definitions[name] = source if own_name == name else f"{source}\n\n{name} = {own_name}"
+        return name
+
+    def _source(self, function: object, name: str) -> str:
+        try:
+            source = textwrap.dedent(inspect.getsource(function))  # type: ignore[arg-type]  # TypeError is handled
+        except (OSError, TypeError):
+            raise TaskError(
+                f"the source of {name} cannot be found, so scoring processes cannot load it; put it into a Python file "
+                "and import it"
+            ) from None
+        return source.rstrip()
+
+    def _define(self, name: str, value: object, user: str) -> None:
+        if name in self._definitions:
+            return
+        if isinstance(value, ModuleType):
+            self._import(value, f"import {_aliased(value.__name__, name)}")
+        elif isinstance(value, re.Pattern):
+            self._import(re, "import re")
+            self._definitions[name] = f"{name} = re.compile({value.pattern!r}, {int(value.flags)})"
+        elif _is_literal(value):
+            self._definitions[name] = f"{name} = {value!r}"
+        elif inspect.isfunction(value) or inspect.isclass(value) or inspect.isbuiltin(value):
+            self.use(value, name)
+        else:
+            raise TaskError(
+                f"{user} uses {name!r}, a {type(value).__name__}, which a scoring process cannot get from here; "
+                f"put {user} and {name} into a Python file and import {user} from there"
+            )
+
+    def _import(self, module: ModuleType, statement: str) -> None:
+        if root := _own_root(module):
+            self._imports.setdefault(f"import sys\nsys.path.insert(0, {root!r})")
+        self._imports.setdefault(statement)
+
+    def __str__(self) -> str:
+        return "\n".join(self._imports) + "".join(f"\n\n\n{one}" for one in self._definitions.values() if one)
+
+
+def _aliased(path: str, name: str) -> str:
+    return path if path == name else f"{path} as {name}"
+
+
+def _session_names(source: str, function: object) -> Iterator[tuple[str, object]]:
+    """Yield the names that source takes from outside, with their values: globals, and variables of a closure."""
+    outer = dict(getattr(inspect.unwrap(function), "__globals__", {})) if callable(function) else {}
+    if inspect.isclass(function):
+        outer = vars(sys.modules[function.__module__])
+    if inspect.isfunction(function):
+        closed = inspect.getclosurevars(function).nonlocals
+        outer = {**outer, **closed}
+    for name in sorted(_free_names(symtable.symtable(source, "<source>", "exec"))):
+        if name in outer:
+            yield name, outer[name]
+
+
+def _free_names(table: symtable.SymbolTable) -> set[str]:
+    top = table.get_type() == "module"
+    found = {
+        one.get_name() for one in table.get_symbols()
+        if one.is_referenced() and (one.is_global() or (top and not one.is_assigned()))
+    }  # fmt: skip
+    defined = {one.get_name() for one in table.get_symbols() if top and one.is_assigned()}
+    return found.union(*(_free_names(child) for child in table.get_children())) - defined
+
+
+def _is_literal(value: object) -> bool:
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+
+
+def _own_root(module: ModuleType) -> str | None:
+    """Return the directory from which a module of the user's own is imported; None for installed ones."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).resolve()
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    if any(place in path.parents for place in installed) or module.__name__.split(".")[0] == "offbeat":
+        return None
+    depth = module.__name__.count(".") + (path.stem == "__init__")
+    return str(path.parents[depth])

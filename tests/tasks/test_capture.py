@@ -1,0 +1,112 @@
+"""A task from objects of a session: its file holds all that a scoring process needs, and nothing of the session."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offbeat.errors import DataError, TaskError
+from offbeat.tasks.capture import write_task
+from offbeat.tasks.task import custom
+
+ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+3=", "answer": "5"}]
+SCRIPT = """
+import math, re
+import re as regex
+from collections.abc import Sequence as Many
+from pathlib import Path
+from offbeat.tasks.capture import write_task
+
+LIMIT = 3
+DIGITS = re.compile(r"[0-9]+", re.ASCII)
+model = open(__file__)  # what a scoring process cannot have, and the reward does not use
+
+def normalize(text: str) -> str:
+    found = DIGITS.search(text)
+    return found[0][:LIMIT] if found else ""
+
+class Grader:
+    best = 1.0
+    def __call__(self, text, answer):
+        model = normalize(text)
+        return self.best if model == answer else math.floor(0.5)
+
+def correct(completions: Many, answer, **columns):
+    grader = Grader()
+    return [grader(regex.sub(" ", "", text), expected) for text, expected in zip(completions, answer)]
+
+def lonely(text, columns):
+    return float(normalize(text) == columns["answer"])
+
+file = write_task(Path("task"), [correct, lonely], [{"prompt": "1+1=", "answer": "2"}], reward_range=(0, 2))
+"""
+
+
+def reward(text: str, columns: dict[str, object]) -> float:
+    return float(text == columns["answer"])
+
+
+def test_a_reward_of_a_script_is_written_with_all_that_it_uses(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True)
+    written = tmp_path / "task" / "correct.py"
+    assert "open(" not in written.read_text().replace(".open(", "") and "write_task" not in written.read_text()
+    code = (
+        "from offbeat.tasks.task import custom; from offbeat.tasks.rewards import grade\n"
+        f"task = custom(path={str(written)!r}); row = task.examples[0].record\n"
+        "print(task.name, [grade(task.rewards, task.reward_range, text, row).reward for text in ('a 2', '3')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "correct [2.0, 0.0]"
+
+
+def test_a_reward_of_an_own_module_is_imported_from_there(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "rewards.py").write_text(
+        "state = object()\ndef good(text, columns):\n    return state and 1.0\n"
+    )
+    code = (
+        "from pathlib import Path; from mine.rewards import good; from offbeat.tasks.capture import write_task\n"
+        "print(write_task(Path('task'), good, ['one', 'two']))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    loaded = "from offbeat.tasks.task import custom; print(custom(path=r'%s').rewards[0]('', {}))"
+    command = [sys.executable, "-c", loaded % (tmp_path / "task" / "good.py")]
+    assert subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout.strip() == "1.0"
+
+
+def test_a_dataset_comes_in_many_forms(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for number, dataset in enumerate([ROWS, tuple(ROWS), file, str(file), Dataset.from_list(ROWS)]):
+        task = custom(path=str(write_task(tmp_path / str(number), reward, dataset)))
+        assert [one.record for one in task.examples] == ROWS
+    both = DatasetDict(train=Dataset.from_list(ROWS[:1]), test=Dataset.from_list(ROWS[1:]))
+    path = write_task(tmp_path / "splits", reward, both)
+    assert [one.record for one in custom(path=str(path)).examples] == ROWS[:1]
+    assert json.loads(path.with_name("evaluation_examples.jsonl").read_text()) == ROWS[1]
+
+
+def test_what_cannot_be_written_is_refused_with_a_reason(tmp_path: Path) -> None:
+    judge = object()
+
+    def judged(text: str, columns: object) -> float:
+        return float(judge is not None)
+
+    for rewards, rows, says in [
+        (judged, ROWS, "judged uses 'judge', a object"),
+        (lambda text, columns: 1.0, ROWS, "not as a lambda"),
+        ([], ROWS, "give at least one"),
+        ("correct", ROWS, "is not a function"),
+    ]:
+        with pytest.raises(TaskError, match=says):
+            write_task(tmp_path / "task", rewards, rows)  # type: ignore[arg-type]
+    for rows, says in [([], "no rows"), (7, "dataset is a int"), ([7], "row 0"), ([{"prompt": object()}], "row 0"),
+                       ({"test": ROWS}, "no split 'train'")]:  # fmt: skip
+        with pytest.raises(DataError, match=says):
+            write_task(tmp_path / "task", reward, rows)

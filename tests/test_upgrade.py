@@ -1,0 +1,94 @@
+"""Runs that the last release began are resumed, and their logs are read.
+
+`python -m lab.fixtures.earlier_runs` made the archive with the release itself.
+"""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from offbeat.cli.main import app
+from offbeat.config import parse
+from offbeat.config.recorded import translate
+from offbeat.experience.reader import LogReader
+from offbeat.run.directory import RunDirectory
+from offbeat.run.journal import read
+
+RUNS = ("ended", "replayed", "killed")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory, with the model, the task and the runs of the release."""
+    with tarfile.open(Path(__file__).parent / "upgrade" / "0.1.0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)  # its paths are relative
+    return tmp_path
+
+
+def offbeat(*words: str) -> Result:
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_of_the_last_release_resumes(place: Path, run: str) -> None:
+    offbeat("resume", f"runs/{run}", "--steps", "8")
+    events = list(read(place / "runs" / run / "events.jsonl"))
+    [at] = [number for number, event in enumerate(events) if event["kind"] == "resumed"]
+    later = [event["step"] for event in events[at:] if event["kind"] == "step"]
+    assert later == list(range(events[at]["step"] + 1, 9))
+    assert events[-1]["kind"] == "ended" and events[-1]["step"] == 8
+    LogReader.open(place / "runs" / run / "experience").ledger().check()
+    lags = [lag for event in events[at:] if event["kind"] == "step" for lag in event["lags"]]
+    limit = RunDirectory(place / "runs" / run).config().fresh_lag
+    assert run == "replayed" or max(map(int, lags)) <= limit
+
+
+@pytest.mark.engine
+def test_the_next_publish_is_due_when_it_was_due_then(place: Path) -> None:
+    """The checkpoint is of step 3, version 2 is the last published, and v is 2."""
+    offbeat("resume", "runs/killed", "--steps", "6")
+    events = list(read(place / "runs" / "killed" / "events.jsonl"))
+    [at] = [number for number, event in enumerate(events) if event["kind"] == "resumed"]
+    assert [event["version"] for event in events[at:] if event["kind"] == "published"] == [4, 6]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_reports_and_logs_of_the_last_release_are_read(place: Path, run: str) -> None:
+    offbeat("report", f"runs/{run}", "--out", "report.html")
+    assert (place / "report.html").stat().st_size > 20_000
+    log = f"runs/{run}/experience"
+    assert "by source:" in offbeat("log", "stats", log).output
+    assert " generated = " in offbeat("log", "fates", log).output
+    assert "advantage" in offbeat("view", f"runs/{run}", "--plain").output
+    offbeat("log", "export", log, "groups.jsonl")
+    offbeat("import", "groups.jsonl", "--into", "imported")
+    groups = [group.id for group in LogReader.open(place / "imported").groups()]
+    assert groups == [group.id for group in LogReader.open(Path(log)).groups()] != []
+
+
+def test_a_policy_of_the_last_release_is_exported(place: Path) -> None:
+    offbeat("export", "runs/ended", "exported")
+    assert (place / "exported" / "model.safetensors").is_file()
+
+
+def test_settings_of_the_last_release_keep_their_meaning(place: Path) -> None:
+    recorded = json.loads((place / "runs" / "killed" / "config.json").read_text(encoding="utf-8"))
+    config = parse(translate(recorded))
+    assert config.sampler.refill_limit == recorded["sampler"]["refill"] == 4
+    assert not config.sampler.refill and config.objective.kl_estimator is None and not config.objective.untested_lag
+    assert translate(config.model_dump(mode="json")) == config.model_dump(mode="json")  # today's settings stay
+
+
+def test_what_the_last_release_accepted_stays_accepted(place: Path) -> None:
+    recorded = json.loads((place / "runs" / "killed" / "config.json").read_text(encoding="utf-8"))
+    recorded["objective"]["preset"] = "dapo"  # masks groups of equal rewards
+    recorded["run"]["max_lag"] = 16  # 33 in updates, as lag counts today; dapo is reported up to 20
+    config = parse(translate(recorded))
+    assert config.sampler.refill and config.objective.untested_lag
