@@ -33,9 +33,10 @@ from transformers.masking_utils import sdpa_mask
 
 from lab.figures import ROOT, Figure, command_parser, record
 from offbeat.config import Config, parse
+from offbeat.objective import logprobs
 from offbeat.placement.memory import rank_memory
 from offbeat.placement.shape import ModelShape
-from offbeat.trainer.forward import ModelInputs, PolicyModel
+from offbeat.trainer.forward import UNLIMITED, ModelInputs, PolicyModel
 from offbeat.trainer.fsdp import (
     Ranks,
     in_first_replica,
@@ -152,7 +153,7 @@ def walk(case: Case, rank: int = 0) -> Walk:
         optimizer = MasterAdamW(policy_model, OptimizerSettings())
         tracker = PeakTracker()
         tracker.track_external(policy_model, optimizer._adamw, *optimizer.tensors().values())
-        with tracker, _uncounted_propagation():
+        with tracker, _uncounted_propagation(), _head_of_a_gpu():
             for last in (False, True):
                 tracker.reset_mod_stats()
                 sum_gradients(policy_model, ranks, last=last)
@@ -162,6 +163,13 @@ def walk(case: Case, rank: int = 0) -> Walk:
         [snapshot] = tracker.get_tracker_snapshot("peak").values()
     kinds = {getattr(kind, "value", str(kind)): int(size) for kind, size in snapshot.items() if size}
     return Walk(kinds.pop("Total"), kinds, published)
+
+
+@contextmanager
+def _head_of_a_gpu() -> Iterator[None]:
+    """Let the output head work as on a GPU: all rows at once, and logits computed again in the backward pass."""
+    with patch.object(logprobs, "TILE", UNLIMITED), patch.object(PolicyModel, "keeps_logits", False):
+        yield
 
 
 @contextmanager

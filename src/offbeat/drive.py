@@ -5,13 +5,14 @@ train(config, directory) ── in a thread, if an event loop is running already
     Ctrl-C ──► before the loop runs: end at once; then: end after the step; the second time: end at once
 """
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from offbeat.config import Config
 from offbeat.imports import paused_collector
@@ -22,6 +23,9 @@ from offbeat.types import Json
 if TYPE_CHECKING:
     from offbeat.experience.ledger import Ledger
     from offbeat.run.loop import Loop
+
+AGAIN_SECONDS: Final = 0.05
+"""Until a forgotten interrupt is sent again, when the destructor has long ended."""
 
 Callback = Callable[[Mapping[str, Json]], str | None]
 """Called with every event of a run. If it returns a text, the run ends after its step, with that text as the reason."""
@@ -116,9 +120,28 @@ class Stopper:
 
         before = signal.signal(signal.SIGINT, interrupted)
         try:
-            yield
+            with _interrupts_are_kept():
+                yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _interrupts_are_kept() -> Iterator[None]:
+    """Send an interrupt again that came inside a destructor, where Python only prints and forgets exceptions."""
+    before = sys.unraisablehook
+
+    def forgotten(problem: "sys.UnraisableHookArgs") -> None:
+        if issubclass(problem.exc_type, KeyboardInterrupt):
+            threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            before(problem)
+
+    sys.unraisablehook = forgotten
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager

@@ -199,7 +199,8 @@ def test_smollm2_shares_prefixes_and_splits_batches_up_to_rounding() -> None:
     from lab.parity.training_exactness import compare_paths
 
     groups = Shape(prompt=16, completion=8, size=4, groups=1, together=1).make_groups()
-    found = compare_paths(lambda: load(torch.float32), groups, [100, 40])
-    assert found.logprobs <= 1e-4 and found.shared_gradients <= 1e-4
-    # float32 rounds by this much, differently with every thread count; in float64 it is 4e-10 (lab/results).
-    assert found.split_loss <= 5e-6 and found.split_parameters <= 1e-6
+    # In float64, because float32 rounds differently on every processor and with every thread count. The optimizer's
+    # float32 master weights and gradients round at 1e-7.
+    found = compare_paths(lambda: load(torch.float64), groups, [100, 40])
+    assert found.logprobs <= 1e-6 and found.split_loss <= 1e-8, found
+    assert found.shared_gradients <= 1e-5 and found.split_parameters <= 1e-6, found

@@ -40,7 +40,7 @@ class ReportSource:
         for path in self._paths:
             events = RunDirectory(path).events
             size = events.stat().st_size if events.exists() else 0
-            parts.append(f"{size}-{'on' if held_by(path / 'driver.lock') else 'off'}")
+            parts.append(f"{size}-{'on' if held_by(RunDirectory(path).lock) else 'off'}")
         return f'"{" ".join(parts)}"'
 
     def page(self) -> str:
