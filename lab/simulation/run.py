@@ -89,6 +89,9 @@ def check_world(world: World) -> tuple[str, Counter[str]]:
         raise Broken("a group counts as trained twice")
     steps = Counter(step for entry in ledger.fates.values() for step in entry.steps)
     _check_evaluations(world, crashes)
+    recorded = {one: sum(map(int, entry.updates)) for one, entry in ledger.fates.items() if entry.updates}  # type: ignore[arg-type]
+    if recorded != dict(world.updates_of):
+        raise Broken(f"updates by group: recorded {recorded}, made {dict(world.updates_of)}")
     if set(steps) != set(range(1, world.steps + 1)) or max(steps.values()) > world.batch:
         raise Broken(f"groups by step: {dict(steps)}; a step trains one batch of at most {world.batch}")
     if any(len(set(entry.steps)) < len(entry.steps) for entry in ledger.fates.values()):

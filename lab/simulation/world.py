@@ -80,6 +80,11 @@ class World:
     journal: MemoryJournal = field(default_factory=MemoryJournal)
     saved: dict[str, Json] | None = None
     saved_step: int = 0
+    saved_made: int = 0
+    """Updates that the optimizer had made at the last checkpoint."""
+    updates_of: Counter[str] = field(default_factory=Counter)
+    """Updates that each group had a part in, counted where they are made; those of lost steps are taken back."""
+    saved_updates_of: Counter[str] = field(default_factory=Counter)
     trained: Counter[str] = field(default_factory=Counter)
     generated: Counter[str] = field(default_factory=Counter)
     """How often an engine began each group."""
@@ -97,7 +102,7 @@ class World:
         self.fresh = self.batch - max(1, round(0.5 * self.batch)) if self.replay else self.batch
         self.concurrent = rng.random() < 0.8
         self.workers = rng.randint(1, 3)
-        self.updates = rng.randint(2, 4) if self.refusing else rng.randint(1, 3)
+        self.updates = rng.randint(2, 8) if self.refusing else rng.randint(1, 3)
         if self.refusing:
             self.faults = replace(self.faults, refusal=0.5)
         self.evaluate_every = rng.choice([0, 0, 2, 3])
@@ -126,7 +131,8 @@ class Learner:
     """A trainer that checks its batches and sometimes refuses one."""
 
     def __init__(self, world: World) -> None:
-        self._world, self.step = world, world.saved_step
+        self._world, self.step, self._made = world, world.saved_step, world.saved_made
+        world.updates_of = Counter(world.saved_updates_of)
 
     def check(self) -> None:
         """The trainer is never lost by itself: a crash ends the whole driver."""
@@ -165,7 +171,10 @@ class Learner:
         world.past_limit |= refused.keys()
         updates = refused_update - 1 if refused else world.updates
         published = PublishedDrift(tokens=rng.choice([0, 100, 400]), tv=rng.random(), wasted=rng.random())
-        return Trained(self.step, updates, ids, (), (), published, drift, {"reward_mean": 0.5}, {}, refused)
+        self._made += updates
+        world.updates_of.update(dict.fromkeys(ids, updates))
+        metrics = {"reward_mean": 0.5}
+        return Trained(self.step, updates, ids, (), (), published, drift, metrics, {}, refused, self._made)
 
     async def publish(self, version: int) -> Mapping[str, Json]:
         self._world.versions[:] = [one for one in self._world.versions if one < version] + [version]
@@ -174,7 +183,8 @@ class Learner:
     async def save(self, state: Mapping[str, Json]) -> None:
         self._world.saved = json.loads(json.dumps(state))
         self._world.saved_past_limit = set(self._world.past_limit)
-        self._world.saved_step = self.step
+        self._world.saved_step, self._world.saved_made = self.step, self._made
+        self._world.saved_updates_of = Counter(self._world.updates_of)
 
 
 class ScriptedScorer:

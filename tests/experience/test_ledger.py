@@ -95,6 +95,28 @@ def test_a_trained_group_that_was_never_appended_is_an_error() -> None:
         ledger.check()
 
 
+def trained(*rows: tuple[str, int, int | None], by: str = "trainer") -> list[LedgerEvent]:
+    return [LedgerEvent(one, Kind.TRAINED, step, by=by, updates=updates) for one, step, updates in rows]
+
+
+def test_the_books_hold_as_many_updates_as_the_optimizer_made() -> None:
+    events = trained(("a", 1, 4), ("b", 1, 4), ("a", 2, 1)) + trained(("b", 1, 9), by="trainer two")
+    ledger = settle("ab", events)
+    ledger.check({"trainer": 5, "trainer two": 9})
+    assert ledger.fates["a"].updates == (4, 1)
+    with pytest.raises(ConservationError, match="the optimizer of trainer made 6 updates, but .* recorded for 5"):
+        ledger.check({"trainer": 6})
+
+
+def test_groups_of_one_step_have_one_number_of_updates() -> None:
+    with pytest.raises(ConservationError, match=r"different numbers of updates for one step: step 3: \['2', '4'\]"):
+        settle("ab", trained(("a", 3, 4), ("b", 3, 2))).check()
+
+
+def test_steps_that_an_earlier_version_recorded_are_not_compared() -> None:
+    settle("ab", trained(("a", 1, None), ("b", 2, 4))).check({"trainer": 7})
+
+
 def test_an_event_of_a_step_needs_its_step() -> None:
     with pytest.raises(ValueError, match="needs a step"):
         LedgerEvent("a", Kind.TRAINED)

@@ -1,4 +1,4 @@
-"""The log keeps the drift and the effective sample size of every trained event, also in a log of an earlier version."""
+"""The log keeps the drift, the effective sample size and the updates of every trained event, also in a log of an earlier version."""
 
 from pathlib import Path
 
@@ -31,11 +31,12 @@ def test_every_trained_event_keeps_its_drift_and_effective_sample_size(tmp_path:
 
 
 def test_a_log_of_an_earlier_version_gets_the_columns_when_it_is_opened(tmp_path: Path) -> None:
-    older = pa.schema([field for field in EVENTS if field.name not in ("drift", "ess")])
+    older = pa.schema([field for field in EVENTS if field.name not in ("drift", "ess", "updates")])
     row = {"group_id": "g0", "event": "trained", "step": 1, "cause": "", "by": "trainer", "at": 0.0}
     table = pa.Table.from_pylist([row], schema=older)
     lance.write_dataset(table, str(tmp_path / "events.lance"), enable_stable_row_ids=True)
     with ExperienceLog.open(tmp_path) as log:
         log.append([make_group(0)])
-        log.record([LedgerEvent("g0", Kind.TRAINED, 2, drift=0.1, ess=0.8)])
-        assert log.ledger().fates["g0"].drift == (None, 0.1)
+        log.record([LedgerEvent("g0", Kind.TRAINED, 2, drift=0.1, ess=0.8, updates=3)])
+        found = log.ledger().fates["g0"]
+        assert found.drift == (None, 0.1) and found.updates == (None, 3)

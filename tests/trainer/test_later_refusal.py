@@ -40,7 +40,9 @@ def test_a_step_ends_with_the_updates_before_a_refused_one_and_counts_once(monke
     assert isinstance(done, Trained)
     assert (done.step, trainer.step, done.updates, made) == (1, 1, 2, [0, 0])
     assert done.groups == tuple(group.id for group in batch), "all groups of the step count as trained"
-    assert done.refused == {faulty.id: "the policy's log-probs of it are not finite"}
+    assert list(done.refused) == [faulty.id]
+    assert done.refused[faulty.id].startswith("the policy's log-probs of it are not finite after update 2 of the step")
+    assert done.updates_made == trainer.optimizer.updates == 2
     assert all(math.isfinite(value) for value in done.metrics.values()), "nothing is measured on the refused pass"
     again = trainer.train(groups[:2])
     assert isinstance(again, Trained) and again.step == 2 and again.refused == {}

@@ -85,10 +85,18 @@ class TestRefusal:
         assert isinstance(alone, Trained) and isinstance(done, Trained)
         assert done.updates == 1 and done.step == trainer.step == 1 and done.groups == tuple(g.id for g in groups)
         assert done.refused and set(done.refused) <= set(done.groups)
-        assert "not finite" in next(iter(done.refused.values()))
+        assert "after update 1 of the step: a learning rate of 1e+30 is too high" in next(iter(done.refused.values()))
         assert torch.equal(parameters(trainer), parameters(once)), "only the first update was made"
         assert all(math.isfinite(value) for value in done.metrics.values()), "nothing is measured on the refused pass"
         assert done.metrics == alone.metrics and not alone.refused
+        assert done.updates_made == alone.updates_made == 1
+
+    def test_a_policy_that_a_step_has_broken_blames_the_learning_rate(self) -> None:
+        trainer, groups = a_trainer(Objective(), rate=1e30), some_groups(6)
+        assert isinstance(trainer.train(groups), Trained)
+        refused = trainer.train(groups)
+        assert isinstance(refused, RefusedBatch) and refused.faults.keys() == {group.id for group in groups}
+        assert "a learning rate of 1e+30 is probably too high" in refused.faults[groups[0].id]
 
     def test_an_unscorable_completion_is_ignored(self) -> None:
         groups = some_groups(8)

@@ -1,4 +1,4 @@
-"""The ledger: the fate of every group, and the totals of a log, computed from the log alone.
+"""The ledger: the fate of every group, computed from the log alone.
 
     generated = trained + waiting + dropped (by cause) + in flight
 
@@ -7,19 +7,12 @@ from step k records `rewound`, which cancels what it recorded for later steps: t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from offbeat.errors import ConservationError
-from offbeat.experience.index import NO_VERSION, Columns
-
-VERSION_RANGES: Final = 10
-"""Ranges that versions are collected into if there are more of them."""
 
 
 class LedgerEventKind(StrEnum):
@@ -75,10 +68,23 @@ class LedgerEvent:
     """Of a trained group, as measured in that step: mean (1 - π_k/α)₊ over its tokens. None if α is unknown."""
     ess: float | None = None
     """Of a trained group, as measured in that step: effective sample size of its sequence ratios."""
+    updates: int | None = None
+    """Of a trained group: the updates that it had a part in, in that step. None in logs of earlier versions."""
 
     def __post_init__(self) -> None:
         if self.step is None and self.event in (LedgerEventKind.TRAINED, LedgerEventKind.REWOUND):
             raise ValueError(f"event {self.event} of group {self.group_id!r} needs a step")
+
+
+@dataclass(frozen=True)
+class UpdateCount:
+    """The updates of one trainer, over all its steps."""
+
+    total: int = 0
+    known: bool = True
+    """False if an earlier version recorded some of the steps, without their updates."""
+    contradictions: tuple[str, ...] = ()
+    """Steps whose groups are recorded with different numbers of updates."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class GroupFate:
     cause: str = ""
     drift: tuple[float | None, ...] = ()
     """The drift measured at each of these steps."""
+    updates: tuple[int | None, ...] = ()
+    """The updates that the group had a part in, at each of these steps."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,8 @@ class Ledger:
     """Repeated rows whose content differs from the first row's."""
     unaccounted: tuple[str, ...] = ()
     """Groups that were trained or dropped but never appended."""
+    updates: Mapping[str, UpdateCount] = field(default_factory=dict)
+    """By trainer."""
     counts: Mapping[Fate, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,8 +138,12 @@ class Ledger:
         """How often groups were trained on, including replays."""
         return sum(len(entry.steps) for entry in self.fates.values())
 
-    def check(self) -> None:
-        """Raise `ConservationError` unless every group is accounted for exactly once."""
+    def check(self, made: Mapping[str, int] | None = None) -> None:
+        """Raise `ConservationError` unless every group is accounted for exactly once.
+
+        `made` is how many updates the optimizer of each trainer has counted, by the name of the trainer: the ledger
+        must have recorded as many.
+        """
         if self.unaccounted:
             some = ", ".join(self.unaccounted[:5])
             raise ConservationError(
@@ -139,6 +153,18 @@ class Ledger:
         total = self.counts[Fate.TRAINED] + self.counts[Fate.WAITING] + self.counts[Fate.IN_FLIGHT]
         if total + sum(self.dropped.values()) != self.generated:
             raise ConservationError(f"{self.generated} generated, but the fates add up to {total} + {self.dropped}")
+        for trainer, count in self.updates.items():
+            if count.contradictions:
+                raise ConservationError(
+                    f"{trainer} recorded different numbers of updates for one step: "
+                    + "; ".join(count.contradictions[:5])
+                )
+        for trainer, updates in (made or {}).items():
+            count = self.updates.get(trainer, UpdateCount())
+            if count.known and count.total != updates:
+                raise ConservationError(
+                    f"the optimizer of {trainer} made {updates} updates, but its groups are recorded for {count.total}"
+                )
 
     def __str__(self) -> str:
         drops = sum(self.dropped.values())
@@ -181,14 +207,41 @@ def settle(
             fates[event.group_id] = _apply(event, fates[event.group_id])
         else:
             unaccounted[event.group_id] = None
-    return Ledger(fates, repeated, conflicts, tuple(unaccounted))
+    return Ledger(fates, repeated, conflicts, tuple(unaccounted), count_updates(valid))
+
+
+def count_updates(events: Iterable[LedgerEvent]) -> dict[str, UpdateCount]:
+    """Count the updates of each trainer from what it recorded for the groups of each step.
+
+    >>> events = [LedgerEvent(one, LedgerEventKind.TRAINED, step=7, updates=3) for one in ("a", "b")]
+    >>> count_updates(events)["trainer"].total
+    3
+    """
+    steps: dict[str, dict[int, set[int | None]]] = {}
+    for event in events:
+        if event.event is LedgerEventKind.TRAINED:
+            assert event.step is not None  # LedgerEvent requires it
+            steps.setdefault(event.by, {}).setdefault(event.step, set()).add(event.updates)
+    return {
+        trainer: UpdateCount(
+            sum(max(one or 0 for one in counts) for counts in found.values()),
+            all(None not in counts for counts in found.values()),
+            tuple(f"step {step}: {sorted(map(str, counts))}" for step, counts in found.items() if len(counts) > 1),
+        )
+        for trainer, found in steps.items()
+    }
 
 
 def _apply(event: LedgerEvent, before: GroupFate) -> GroupFate:
     """Return the fate after an event. A trained group stays trained; otherwise the last drop counts."""
     if event.event is LedgerEventKind.TRAINED:
         assert event.step is not None  # LedgerEvent requires it
-        return GroupFate(Fate.TRAINED, (*before.steps, event.step), drift=(*before.drift, event.drift))
+        return GroupFate(
+            Fate.TRAINED,
+            (*before.steps, event.step),
+            drift=(*before.drift, event.drift),
+            updates=(*before.updates, event.updates),
+        )
     return before if before.fate is Fate.TRAINED else GroupFate(_DROP_EVENTS[event.event], cause=event.cause)
 
 
@@ -236,87 +289,3 @@ class LedgerScope:
             [e for e in events if e.by == self.consumer or (not e.by.startswith("trainer") and kept(e.group_id))],
             [one for one in refused if kept(one[0])],
         )
-
-
-@dataclass(frozen=True)
-class GroupTotals:
-    """Totals over some groups."""
-
-    groups: int
-    completions: int
-    scored: int
-    reward_mean: float | None
-
-    @classmethod
-    def of(cls, rows: Columns, chosen: NDArray[np.bool_]) -> "GroupTotals":
-        """Add up the groups where the mask `chosen` is True."""
-        scored = rows.scored[chosen].astype(np.int64)
-        total = float((rows.reward_mean[chosen].astype(np.float64) * scored).sum())
-        count = int(scored.sum())
-        completions = int(rows.completions[chosen].sum(dtype=np.int64))
-        return cls(int(chosen.sum()), completions, count, total / count if count else None)
-
-    def __str__(self) -> str:
-        mean = "none" if self.reward_mean is None else f"{self.reward_mean:.4g}"
-        return f"{self.groups} groups, {self.completions} completions, {self.scored} scored, mean reward {mean}"
-
-
-@dataclass(frozen=True)
-class LogStats:
-    """The totals of a log. A group with several sources counts for each of them."""
-
-    all: GroupTotals
-    tokens: int
-    unripe: int
-    """Groups whose feedback is incomplete."""
-    tasks: Mapping[str, GroupTotals]
-    sources: Mapping[str, GroupTotals]
-    versions: Mapping[str, GroupTotals]
-    """By the oldest version in a group."""
-    quarantined: Mapping[str, int]
-    """Refused groups and late scores, by reason."""
-    late_scores: int
-    bytes_on_disk: int | None
-    """None for an object store."""
-
-
-def compute_stats(
-    rows: Columns,
-    tasks: Sequence[str],
-    sources: Sequence[str],
-    refusals: Iterable[str],
-    *,
-    late_scores: int,
-    bytes_on_disk: int | None,
-) -> LogStats:
-    """Compute the totals of a log from its index, the names behind the index's codes, and the reasons of refusals."""
-    return LogStats(
-        all=GroupTotals.of(rows, np.ones(len(rows), np.bool_)),
-        tokens=int(rows.tokens.sum(dtype=np.int64)),
-        unripe=int((~rows.ripe).sum()),
-        tasks={name: GroupTotals.of(rows, rows.task == code) for code, name in enumerate(tasks)},
-        sources=_totals_by_source(rows, sources),
-        versions=_totals_by_version(rows),
-        quarantined=dict(Counter(refusals).most_common()),
-        late_scores=late_scores,
-        bytes_on_disk=bytes_on_disk,
-    )
-
-
-def _totals_by_source(rows: Columns, names: Sequence[str]) -> dict[str, GroupTotals]:
-    """Return totals for each bit of `rows.sources`. Sources that share the last bit get one entry."""
-    bits = names if len(names) <= 32 else [*names[:31], f"({len(names) - 31} others)"]
-    return {name: GroupTotals.of(rows, (rows.sources & np.uint32(1 << bit)) != 0) for bit, name in enumerate(bits)}
-
-
-def _totals_by_version(rows: Columns) -> dict[str, GroupTotals]:
-    """Return totals for each oldest version, or for each range of versions if there are many."""
-    versions = rows.oldest_version
-    known = np.unique(versions[versions != NO_VERSION])
-    totals = {}
-    for part in np.array_split(known, min(VERSION_RANGES, len(known))) if len(known) else []:
-        name = f"{part[0]}" if len(part) == 1 else f"{part[0]} … {part[-1]}"
-        totals[name] = GroupTotals.of(rows, (versions >= part[0]) & (versions <= part[-1]))
-    if (versions == NO_VERSION).any():
-        totals["no version"] = GroupTotals.of(rows, versions == NO_VERSION)
-    return totals

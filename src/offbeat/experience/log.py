@@ -224,7 +224,7 @@ class ExperienceLog(LogReader):
         given = list(events)
         if not given:
             return
-        names = ("group_id", "step", "cause", "by", "drift", "ess")
+        names = ("group_id", "step", "cause", "by", "drift", "ess", "updates")
         columns = {name: [getattr(event, name) for event in given] for name in names}
         columns |= {"event": [event.event.value for event in given], "at": [time.time()] * len(given)}
         wait(self._event_committer.submit(pa.table(columns, schema=EVENTS)))

@@ -13,11 +13,12 @@ from offbeat.errors import LogReadError
 from offbeat.experience.catalog import SUMMARY, Catalog, Ints
 from offbeat.experience.feedback import PendingCompletion, ScoreCard, merge
 from offbeat.experience.index import NO_VERSION, Columns, prompt_key
-from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, LedgerScope, LogStats, compute_stats, settle
+from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, LedgerScope, settle
 from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason
 from offbeat.experience.rows import READ, groups_from, reward_figures
 from offbeat.experience.schema import Snapshot, Tables, digest
 from offbeat.experience.score_index import ScoreIndex
+from offbeat.experience.totals import LogStats, compute_stats
 from offbeat.experience.usage import LogUses, count_uses
 from offbeat.storage.files import local_path
 from offbeat.types import Group
@@ -230,7 +231,7 @@ class LogReader:
         now = self._catch_up(snapshot)
         rows = self.catalog.without_repeats(np.arange(now.groups))
         stored = self.tables.groups.scan(0, now.groups, ["group_id"])["group_id"].to_numpy()[rows]
-        columns = ["group_id", "event", "step", "cause", "by", "drift", "ess"]
+        columns = ["group_id", "event", "step", "cause", "by", "drift", "ess", "updates"]
         recorded = self.tables.events.scan(0, now.events, columns)
         events: Iterable[LedgerEvent] = (
             LedgerEvent(group, LedgerEventKind(event), *fields)

@@ -84,6 +84,7 @@ EVENTS: Final = pa.schema(
         pa.field("at", pa.float64(), nullable=False),
         pa.field("drift", pa.float64()),  # of a trained group: mean (1 - π_k/α)₊; null: unknown
         pa.field("ess", pa.float64()),
+        pa.field("updates", pa.int32()),  # of a trained group: updates of its step; null: an earlier version
     ]
 )
 """What happened to groups; the ledger is computed from it."""

@@ -43,9 +43,9 @@ from offbeat.run.fleet import Fleet
 from offbeat.run.health import Action, Health
 from offbeat.run.journal import Journal, Phase, Stopwatch
 from offbeat.run.preparation import Preparation
-from offbeat.run.protocols import Learner, Log, PauseControl, RunPlan, StepOutcome
+from offbeat.run.protocols import Learner, Log, PauseControl, RunPlan, StepOutcome, make_step_context
 from offbeat.trainer.trainer import Trained
-from offbeat.types import Group, Json, StepContext
+from offbeat.types import Group, Json
 
 WAIT_NOTICE_SECONDS: Final = 60.0
 """After so long without a new group the run writes what it waits for, and again after twice as long."""
@@ -134,7 +134,8 @@ class Loop:
         return self._end()
 
     async def _step(self) -> StepOutcome | None:
-        """Train one batch, or return None if the run is stopping. A batch without a gradient is replaced."""
+        """Train one batch, or return None if the run is stopping. A batch that moves nothing is replaced."""
+        why = ""
         for _ in range(self.plan.refill):
             batch = await self._next_batch()
             if batch is None:
@@ -142,12 +143,13 @@ class Loop:
             with self.stopwatch.phase(Phase.CHECKING):
                 await self.preparation.finish()
             trained = await self._train(*batch)
-            if trained is not None:
+            if isinstance(trained, Trained):
                 return StepOutcome(trained, *batch)
+            why = trained
             self.sampler.again()
         raise RunStopped(
-            f"step {self.learner.step + 1}: {self.plan.refill} batches in a row had no gradient. The prompts are too "
-            "easy or too hard, or the scorer is broken: look at the groups with `offbeat view`"
+            f"step {self.learner.step + 1}: {self.plan.refill} batches in a row moved nothing. The last one: {why}. "
+            "Look at the groups with `offbeat view`"
         )
 
     async def _next_batch(self) -> tuple[Draw, list[Group]] | None:
@@ -203,22 +205,18 @@ class Loop:
         waiting, finished = self.sampler.waiting_count(k), self._finished_when_read
         await self.desk.update(k=k, published=self.published, waiting=waiting, missing=missing, finished=finished)
 
-    async def _train(self, draw: Draw, groups: Sequence[Group]) -> Trained | None:
-        """Train on the groups; None if they have no gradient. Groups that the trainer refuses are quarantined."""
+    async def _train(self, draw: Draw, groups: Sequence[Group]) -> Trained | str:
+        """Train on the groups, or return why they move nothing. Groups that the trainer refuses are quarantined."""
         k, ordinals = draw.k, dict(zip((group.id for group in groups), draw.ordinals, strict=True))
-        context = StepContext(
-            self.published if self.plan.generates else None,
-            frozenset(group.id for group, past in zip(groups, draw.replayed, strict=True) if past),
-            dict(zip(ordinals, draw.priors, strict=True)) if draw.priors else {},
-        )
-        while groups:
+        context = make_step_context(draw, groups, self.published if self.plan.generates else None)
+        while True:
             with self.stopwatch.phase(Phase.TRAINING):
                 try:
                     outcome = await self.learner.train(groups, context)
                 except NoGradient as error:
                     self.journal.write(EventKind.NO_GRADIENT, k, why=str(error))
                     self._fates.record(k, LedgerEventKind.ZERO_VARIANCE, [group.id for group in groups], "no gradient")
-                    return None
+                    return str(error)
             if isinstance(outcome, Trained):
                 self._fates.trained(outcome)
                 self._quarantine(k + 1, outcome.refused, ordinals)
@@ -226,7 +224,8 @@ class Loop:
                 return outcome
             self._quarantine(k, outcome.faults, ordinals)
             groups = [group for group in groups if group.id not in outcome.faults]
-        return None
+            if not groups:
+                return f"the trainer refused its groups: {[*outcome.faults.values()][-1]}"
 
     def _quarantine(self, step: int, faults: Mapping[str, str], ordinals: Mapping[str, int]) -> None:
         """Record the groups that the trainer refused, and never draw them again."""
@@ -346,5 +345,5 @@ class Loop:
     def _end(self) -> Ledger:
         ledger, seconds, step, why = self.log.ledger(), self.stopwatch.to_json(), self.learner.step, self.why_ended
         self.journal.write(EventKind.ENDED, step, why=why, finished=self.finished, ledger=str(ledger), seconds=seconds)
-        ledger.check()
+        self._fates.check(ledger)
         return ledger

@@ -83,6 +83,15 @@ class Log(Protocol):
     def ledger(self) -> Ledger: ...
 
 
+def make_step_context(draw: Draw, groups: Sequence[Group], published: int | None) -> StepContext:
+    """Return what the trainer needs to know of a batch besides its groups."""
+    return StepContext(
+        published,
+        frozenset(group.id for group, past in zip(groups, draw.replayed, strict=True) if past),
+        dict(zip((group.id for group in groups), draw.priors, strict=True)) if draw.priors else {},
+    )
+
+
 @dataclass(frozen=True)
 class StepOutcome:
     """A finished step: what was drawn, and what training it reported."""

@@ -108,6 +108,11 @@ class MasterAdamW:
             moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
             self._adamw.state[master] = {"step": torch.zeros((), device=master.device)} | moments
 
+    @property
+    def updates(self) -> int:
+        """The updates made so far, counted by AdamW itself; a checkpoint keeps the count."""
+        return int(next(iter(self._adamw.state.values()))["step"])
+
     def grad_norm(self) -> float:
         """Return the norm of the gradients since the last update. If it is not finite, call `discard`."""
         norm = nn.utils.get_total_norm(self._gradients())

@@ -80,6 +80,8 @@ class Trained:
     refused: dict[str, str] = field(default_factory=dict)
     """Groups that made an update after the first one impossible, by id, with the reason. The step ends with the updates
     made before; all its groups are trained, and these should not be drawn again."""
+    updates_made: int | None = None
+    """The updates of all steps, as the optimizer counts them. The ledger must have recorded as many."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Trainer:
         for _ in range(settings.updates_per_batch):
             loss, moving_tokens, faulty_B = self._forward_backward(batch, parts)
             norm = self.optimizer.grad_norm()
-            if refused := _non_finite(batch, faulty_B, norm):
+            if refused := self._non_finite(batch, faulty_B, norm, updates):
                 self.optimizer.discard()
                 if updates == 0:
                     return RefusedBatch(refused)
@@ -179,6 +181,7 @@ class Trainer:
             metrics=measures.overall | figures | {"updates": float(updates)},
             by_lag=measures.by_lag,
             refused=refused,
+            updates_made=self.optimizer.updates,
         )
 
     def _make_micro_batches(self, batch: Batch) -> list[MicroBatchTensors]:
@@ -236,6 +239,27 @@ class Trainer:
         looks = [_loss_streams(part, part.pad(self.policy_model(self._model_inputs(part)).logprobs)) for part in parts]
         return [*first_look(self.settings.objective, batch, parts, looks, self.ranks)]
 
+    def _non_finite(self, batch: Batch, faulty_B: Tensor, norm: float, updates: int) -> dict[str, str]:
+        """Return why the next update must not be made, by group; empty if it may be made."""
+        if bool(faulty_B.any()):
+            ids, reason = batch.ids(faulty_B), "the policy's log-probs of it are not finite"
+        elif not math.isfinite(norm):
+            ids = tuple(group.id for group in batch.trimmed)
+            reason = (
+                f"the batch's gradient norm is {norm} although every log-prob is finite; this group is in the batch"
+            )
+        else:
+            return {}
+        if updates:  # the same groups were fine before the updates of this step
+            reason += f" after update {updates} of the step: a learning rate of {self._rate:g} is too high"
+        elif len(ids) == len(batch.trimmed) > 1 and self.step:
+            reason += f". So are those of the whole batch: a learning rate of {self._rate:g} is probably too high"
+        return dict.fromkeys(ids, reason)
+
+    @property
+    def _rate(self) -> float:
+        return self.optimizer.settings.schedule.at(self.step)
+
     def _refresh_reference(self) -> None:
         every = self.settings.refresh_every
         if self.reference is not None and every and self.step % every == 0:
@@ -261,16 +285,6 @@ def _has_gradient(objective: Objective, part: MicroBatchTensors, loss: Loss) -> 
     if objective.regularizers:
         return part.mask_NT
     return loss.passed_NT & (part.advantages_N * part.weights_N != 0)[:, None]
-
-
-def _non_finite(batch: Batch, faulty_B: Tensor, norm: float) -> dict[str, str]:
-    """Return why the update must not be made, by group; empty if it may be made."""
-    if bool(faulty_B.any()):
-        return dict.fromkeys(batch.ids(faulty_B), "the policy's log-probs of it are not finite")
-    if not math.isfinite(norm):
-        reason = f"the batch's gradient norm is {norm} although every log-prob is finite; this group is in the batch"
-        return dict.fromkeys((group.id for group in batch.trimmed), reason)
-    return {}
 
 
 def _no_reward_difference(batch: Batch) -> str:
