@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lab.figures import Figure, command_parser, record
+from lab.figures import Figure, command_parser, report
 from offbeat.errors import WeightLogError
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.parity import Prober, judge
@@ -171,23 +171,25 @@ async def detections(cases: int) -> Counter[str]:
     return detected
 
 
-def exact() -> bool:
+def exact(short: bool) -> bool:
     """Row weights-rollout.3.detect."""
-    detected = asyncio.run(detections(100))
+    count = 20 if short else 100
+    detected = asyncio.run(detections(count))
     total = detected.total()
-    return record(
+    return report(
+        short,
         Figure(
             "weights-rollout.3.detect",
             "truncated, swapped or stale versions detected, and right ones passed",
-            "100 of 100",
-            f"{total} of 100",
+            f"{count} of {count}",
+            f"{total} of {count}",
             "versions",
-            total == 100,
-            100,
+            total == count,
+            count,
             ", ".join(f"{count} {how}" for how, count in sorted(detected.items()))
             + "; files truncated or swapped in the log, tensors swapped or stale in the engine, AdamW steps at lr "
             "1e-5, float32; every case also serves the right version, which always passed",
-        )
+        ),
     )
 
 
@@ -223,10 +225,11 @@ async def stale_in_bf16(steps: int) -> tuple[int, int | None, float]:
     return failed, detected, prober.rounding
 
 
-def coarse(steps: int = 20) -> bool:
+def coarse(short: bool, steps: int = 20) -> bool:
     """Row weights-rollout.3.coarse: the probe if rounding is larger than the change of a step."""
     failed, detected, rounding = asyncio.run(stale_in_bf16(steps))
-    return record(
+    return report(
+        short,
         Figure(
             "weights-rollout.3.coarse",
             f"steps at lr {LR:g} until an engine that ignores loads is detected: vLLM in bf16, SmolLM2-135M",
@@ -237,12 +240,13 @@ def coarse(steps: int = 20) -> bool:
             steps,
             f"rounding between vLLM and transformers, both in bf16, is {rounding:.3f} a token; in these steps the "
             "policy moves by less than that; hashes detect damaged bytes at once in any dtype",
-        )
+        ),
     )
 
 
 if __name__ == "__main__":
     commands = {"exact": exact, "coarse": coarse}
-    parser = command_parser(__doc__)
+    parser = command_parser(__doc__, short="20 wrong versions; record nothing")
     parser.add_argument("what", nargs="?", choices=commands, default="exact")
-    sys.exit(not commands[parser.parse_args().what]())
+    chosen = parser.parse_args()
+    sys.exit(not commands[chosen.what](chosen.short))

@@ -1,4 +1,4 @@
-"""The log keeps the drift, the effective sample size and the updates of every trained event, also in a log of an earlier version."""
+"""The log keeps drift, effective sample size and updates of every trained event, also in a log of an earlier one."""
 
 from pathlib import Path
 
