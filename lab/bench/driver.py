@@ -74,8 +74,8 @@ class WorkersElsewhere:
         self.version = 0
 
     async def work(self) -> None:
-        await self._desk.serving(self._name, 0)
         while True:
+            await self._desk.serving(self._name, self.version)
             leases = await self._desk.take(AT_ONCE, self._name)
             if not leases:
                 continue
