@@ -75,6 +75,8 @@ class LedgerEvent:
     """Of a trained group, as measured in that step: mean (1 - π_k/α)₊ over its tokens. None if α is unknown."""
     ess: float | None = None
     """Of a trained group, as measured in that step: effective sample size of its sequence ratios."""
+    run: str | None = None
+    """The id of the run that recorded the event; a log that is opened for a run fills it in. None: not recorded."""
 
     def __post_init__(self) -> None:
         if self.step is None and self.event in (LedgerEventKind.TRAINED, LedgerEventKind.REWOUND):
