@@ -177,6 +177,7 @@ def test_a_directory_is_used_as_it_is_even_if_it_looks_like_a_hub_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.makedirs(NAME)
+    save_model(Path(NAME))
     assert hub_name(NAME) is None and model_directory(NAME) == Path(NAME)
     assert hub_name(f"hf:{NAME}") == NAME and hub.requests == []
 

@@ -125,11 +125,24 @@ def resume(
     steps: int | None = None,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
+    accept_changes: bool = False,
 ) -> Run:
-    """Continue a run from its newest checkpoint, up to `steps` if given, and return it. See `train` for `callbacks`."""
+    """Continue a run from its newest checkpoint, up to `steps` if given, and return it. See `train` for `callbacks`.
+
+    If the task's data, a reward function or offbeat itself has changed since that checkpoint, it raises `RunError`;
+    with `accept_changes` the run continues and records what changed.
+    """
+    from offbeat.run.inputs import require_same_inputs
+
     opened = run if isinstance(run, Run) else Run(run)
     config = opened.config
     lock = RunLock(opened.directory)  # fails before anything heavy is imported
+    if not accept_changes:
+        try:
+            require_same_inputs(opened.directory, config)
+        except BaseException:
+            lock.release()
+            raise
     config = config.model_copy(update={"steps": steps}) if steps else config
     return _drive(config, opened.directory, lock, progress, callbacks)
 

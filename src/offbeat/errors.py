@@ -22,7 +22,7 @@ class ConfigError(OffbeatError, ValueError):
 
 
 class ModelUnreadable(OffbeatError, ValueError):
-    """A file in a model directory is broken."""
+    """A model directory has a broken file, or one that offbeat never opens: code, or pickled weights."""
 
 
 class HubError(OffbeatError, ValueError):
@@ -54,7 +54,7 @@ class DataError(TaskError):
 
 
 class PromptTooLong(DataError):
-    """A prompt is over the length limit, and the task is set to refuse such prompts."""
+    """A prompt is over the length limit and the task refuses such prompts, or no prompt is within it."""
 
 
 class CannotImport(OffbeatError):
@@ -229,6 +229,15 @@ class WaitExpired(OffbeatError, RuntimeError):
 
 class DeadlinePassed(OffbeatError, TimeoutError):
     """A call passed its deadline; the message names the call and how long it took."""
+
+
+def first_line(error: BaseException, longest: int = 300) -> str:
+    """Return the first line of another library's error, or its class if it has no message: for one-line sentences.
+
+    >>> first_line(ValueError("torn\\n  at byte 7")), first_line(KeyError())
+    ('torn', 'KeyError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
 
 
 def suggest_nearest(word: str, valid: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ class EventKind(StrEnum):
 
     ESTIMATED = "estimated"
     RESUMED = "resumed"
+    CHANGED = "inputs changed"
     WORKER_JOINED = "worker joined"
     WORKER_READY = "worker ready"
     WORKER_RECOVERED = "worker recovered"
@@ -23,6 +24,7 @@ class EventKind(StrEnum):
     RANK_LOST = "rank lost"
     STEP = "step"
     WAITING = "waiting"
+    LEFT_OUT = "prompts left out"
     PUBLISHED = "published"
     EVALUATED = "evaluated"
     NO_GRADIENT = "no gradient"
@@ -68,6 +70,12 @@ EVENTS: Final = {
         },
     ),
     EventKind.RESUMED: EventSpec("the run continues from a checkpoint at this step"),
+    EventKind.CHANGED: EventSpec(
+        "the run continues although what it depends on has changed since its checkpoint, because you accepted that",
+        "compare results before and after with care",
+        trouble=True,
+        fields={"what": "the data of the task, the source of the reward functions, or the version of offbeat"},
+    ),
     EventKind.WORKER_JOINED: EventSpec("on Ray: a node offers a slot, and a worker starts on it", fields=_WORKER),
     EventKind.WORKER_READY: EventSpec(
         "a worker loaded a version and passed its probe", routine=True, fields=_WORKER | {"version": "the version"}
@@ -120,6 +128,12 @@ EVENTS: Final = {
         "look at the workers it names",
         trouble=True,
         fields={"why": "what is missing, for how long, and the groups in flight"},
+    ),
+    EventKind.LEFT_OUT: EventSpec(
+        "prompts of the task are longer than the limit, so no engine gets them; written for the 1st, 10th, 100th … one",
+        "raise `engine.max_prompt_tokens` if they are too many",
+        trouble=True,
+        fields={"count": "how many so far", "why": "the latest, with its length and the limit"},
     ),
     EventKind.PUBLISHED: EventSpec(
         "a version is in the weight log",

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from offbeat.types import Json  # imports numpy, which `offbeat --help` does not need
 
 _FILE: Final = "file:"
+_LOADING: Final = threading.RLock()
+"""Held while a file runs, because its module is in `sys.modules` before it is complete."""
 EXTRAS: Final = (
     dict.fromkeys(
         ["datasets", "huggingface_hub", "lance", "pyarrow", "safetensors", "tokenizers", "torch", "transformers"],
@@ -91,7 +94,11 @@ def load_file(path: Path) -> ModuleType:
     ...     load_file(file).answer
     42
     """
-    name = f"{_FILE}{path.resolve()}"
+    with _LOADING:
+        return _load(path, f"{_FILE}{path.resolve()}")
+
+
+def _load(path: Path, name: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():

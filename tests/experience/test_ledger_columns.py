@@ -31,7 +31,8 @@ def test_every_trained_event_keeps_its_drift_and_effective_sample_size(tmp_path:
 
 
 def test_a_log_of_an_earlier_version_gets_the_columns_when_it_is_opened(tmp_path: Path) -> None:
-    older = pa.schema([field for field in EVENTS if field.name not in ("drift", "ess", "updates")])
+    later = ("drift", "ess", "updates", "run")
+    older = pa.schema([field for field in EVENTS if field.name not in later])
     row = {"group_id": "g0", "event": "trained", "step": 1, "cause": "", "by": "trainer", "at": 0.0}
     table = pa.Table.from_pylist([row], schema=older)
     lance.write_dataset(table, str(tmp_path / "events.lance"), enable_stable_row_ids=True)

@@ -6,7 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from offbeat.config import Config, parse
 from offbeat.errors import CannotPlace, ModelUnreadable
@@ -24,9 +26,15 @@ from tests.trainer.small import a_trainer
 MODELS = Path(__file__).parent.parent / "placement" / "models"
 
 
+def write_model(place: Path, config: str) -> None:
+    """Write a model directory that the gate accepts; nothing loads its weights."""
+    (place / "config.json").write_text(config)
+    save_file({"w": np.zeros(1, np.float32)}, place / "model.safetensors")
+
+
 @pytest.fixture
 def half_billion(tmp_path: Path) -> Config:
-    (tmp_path / "config.json").write_text((MODELS / "qwen2.5-0.5b.json").read_text(encoding="utf-8"))
+    write_model(tmp_path, (MODELS / "qwen2.5-0.5b.json").read_text(encoding="utf-8"))
     return parse({"model": {"path": str(tmp_path)}})
 
 
@@ -53,6 +61,7 @@ def test_an_engine_starts_where_the_plan_puts_it(half_billion: Config, asked: di
 
 
 def test_an_engine_can_read_its_probe_however_short_completions_are(tmp_path: Path, asked: dict[str, Any]) -> None:
+    write_model(tmp_path, "{}")
     short = parse({"model": {"path": str(tmp_path)}, "engine": {"max_prompt_tokens": 8}, "sampling": {"max_tokens": 4}})
     asyncio.run(start_engine(short))
     assert asked["max_model_len"] > LENGTH
@@ -68,7 +77,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(half_billi
 
 
 def test_a_model_that_cannot_be_estimated_is_refused_on_gpus(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
+    write_model(tmp_path, json.dumps({"model_type": "mixtral", "num_local_experts": 8}))
     with pytest.raises(ModelUnreadable, match="mixture of experts"):
         plan_run(parse({"model": {"path": str(tmp_path)}}), Hardware.parse("8x80"))
 

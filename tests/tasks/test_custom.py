@@ -68,5 +68,5 @@ def test_a_file_that_defines_no_task_is_refused_with_what_is_missing(source: str
 
 
 def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="give the path of a Python file"):
+    with pytest.raises(TaskError, match="give the path of a Python file"):
         custom(path=str(tmp_path / "none.py"))

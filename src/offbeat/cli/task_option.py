@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from offbeat.cli.terminal import printable
+from offbeat.errors import ModelUnreadable
 from offbeat.reports.working import SOON, Working
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
     """Load a tokenizer from a local directory. Nothing is downloaded."""
     with Working("loading transformers", after=SOON):
-        from transformers import AutoTokenizer
+        import transformers  # noqa: F401  # takes seconds
 
-    if not directory.is_dir():
-        raise typer.BadParameter(f"--tokenizer {directory} is not a directory")
+        from offbeat.tasks.tokenizer import read_tokenizer
+
     try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"--tokenizer {directory} has no tokenizer that can be loaded: {error}") from error
+        return read_tokenizer(directory)
+    except ModelUnreadable as error:
+        raise typer.BadParameter(printable(f"--tokenizer {directory}: {error}")) from error
 
 
 TaskName = Annotated[str, typer.Option("--task", help="The name of a task, or the path of your own task file")]

@@ -51,6 +51,8 @@ class _NoticedStream:
 def plain_errors(advice: str = "", *, code: int = 1) -> Iterator[None]:
     """End the command with the message of an `OffbeatError`, then `advice`, without a traceback.
 
+    A file that cannot be opened, read or written is a sentence too.
+
     `code` is the exit code: 2 if an argument is wrong, 1 if the work fails.
     """
     try:
@@ -59,6 +61,14 @@ def plain_errors(advice: str = "", *, code: int = 1) -> Iterator[None]:
         typer.echo(printable(str(error)), err=True)
         if advice:
             typer.echo(advice, err=True)
+        raise typer.Exit(code) from error
+    except OSError as error:
+        if error.filename is None:  # not about a file: a bug, or a broken pipe
+            raise
+        why = (
+            f"{error.filename}: {error.strerror or type(error).__name__}; check the path, its permissions and the disk"
+        )
+        typer.echo(printable(why), err=True)
         raise typer.Exit(code) from error
 
 

@@ -35,14 +35,24 @@ def train(
 def resume(
     run: Annotated[Path, typer.Argument(help="A run directory")],
     steps: Annotated[int, typer.Option(min=0, help="Train until this step; 0: as configured")] = 0,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Continue although task data, rewards or offbeat changed")
+    ] = False,
 ) -> None:
     """Resume a run from its last checkpoint: `offbeat resume runs/one`."""
     from offbeat.run.directory import RunDirectory, RunLock
+    from offbeat.run.inputs import require_same_inputs
 
     directory = RunDirectory(run)
     with plain_errors(code=2):
         config = directory.config()
         lock = RunLock(directory)  # fails before anything heavy is imported if the run is already running
+        try:
+            if not accept_changes:
+                require_same_inputs(directory, config)
+        except BaseException:
+            lock.release()
+            raise
     with stopped_by_ctrl_c(_proceed(directory)):
         drive(config.model_copy(update={"steps": steps}) if steps else config, directory, lock)
         _print_next(directory)

@@ -47,7 +47,7 @@ def worker(
     if config.run.mode == "lockstep":
         typer.echo("this run is in lockstep mode: with groups from outside it does not repeat bit for bit", err=True)
     with plain_errors():
-        _serve(config, directory, name, groups, per_version or config.prompts_per_step * (config.fresh_lag + 1))
+        _serve(config, directory, name, groups, per_version or _in_time(config))
 
 
 def _find_run(run: Path, settings: list[str]) -> "tuple[Config, RunDirectory]":
@@ -61,6 +61,11 @@ def _find_run(run: Path, settings: list[str]) -> "tuple[Config, RunDirectory]":
     return directory.config(settings), directory
 
 
+def _in_time(config: "Config") -> int:
+    """Return how many groups of one version a run trains before the next, or before they are too old."""
+    return min(config.fresh * config.longest, config.prompts_per_step * (config.fresh_lag + 1))
+
+
 def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, per_version: int) -> None:
     import asyncio
     import os
@@ -71,9 +76,8 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
     from offbeat.errors import TaskError
     from offbeat.rollout.prompt_leases import LocalPrompts, PerVersion, PromptLeases
     from offbeat.run.build import RunContext, load_tokenizer, make_task, make_worker, start_engine
+    from offbeat.run.fitting_prompts import FittingPrompts
     from offbeat.scoring.pool import ScoringPool
-    from offbeat.seeds import derive
-    from offbeat.tasks.task import prompt_at
 
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     context = RunContext(config, directory, make_task(config), load_tokenizer(config))
@@ -82,7 +86,9 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
         raise TaskError(f"task {task.name!r} has several turns; a worker outside the run plays single turns only")
     model = config.model.directory()
     vocabulary = AutoConfig.from_pretrained(str(model), local_files_only=True).vocab_size
-    order = prompt_at(task, context.tokenizer, derive(config.seed, "worker", name))
+    order = FittingPrompts(
+        config, task, context.tokenizer, ("worker", name), lambda _, why: typer.echo(printable(why), err=True)
+    )
     leases = PromptLeases(order, name=f"{name}-{os.getpid()}", seed=config.seed, seconds=config.workers.lease_seconds)
     prompts = PerVersion(LocalPrompts(leases), per_version)
     with (

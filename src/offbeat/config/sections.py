@@ -155,7 +155,7 @@ class EngineConfig(Section):
     kind: Literal["hf", "vllm"] = "vllm"
     """`hf` is transformers: slow, but reproducible bit by bit. `vllm` is fast."""
     max_prompt_tokens: Positive = 1024
-    """The longest prompt; longer ones are refused. Lower it to save memory."""
+    """The longest prompt; longer ones are left out, and the run says how many. Lower it to save memory."""
     on_update: Literal["keep", "drain"] = "keep"
     """What happens to unfinished completions when new weights are loaded: `keep` continues them with the new version,
     `drain` finishes them first, so that each comes from one version."""

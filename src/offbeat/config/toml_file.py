@@ -54,8 +54,10 @@ class TomlFile:
             data = tomllib.loads(text)
         except (FileNotFoundError, IsADirectoryError):
             raise ConfigError([f"{path} is not a file; `offbeat init` writes one to start from"]) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as broken:
             raise ConfigError([f"{path} is not TOML: {broken}"]) from None
+        except OSError as error:
+            raise ConfigError([f"{path} cannot be read: {error.strerror}; check its permissions"]) from None
         keys = [apply_setting(data, setting) for setting in settings]
         return cls(path, text, data, frozenset(keys))
 

@@ -24,7 +24,8 @@ from offbeat.experience.schema import Snapshot, Tables
 Ints = NDArray[np.int64]
 
 SUMMARY: Final = [
-    *("oldest_version", "task", "prompt_id", "sources", "scored", "awaited", "reward_mean", "reward_std", "tokens")
+    *("group_id", "run"),
+    *("oldest_version", "task", "prompt_id", "sources", "scored", "awaited", "reward_mean", "reward_std", "tokens"),
 ]
 """The columns that the sampler's index is made of."""
 
@@ -146,7 +147,7 @@ class Catalog:
 
     def _read_groups(self, start: int, stop: int) -> None:
         few = stop - start <= TAKE_ROWS
-        new = self._tables.groups.scan(start, stop, ["group_id", *(SUMMARY if few else ("task", "sources"))])
+        new = self._tables.groups.scan(start, stop, SUMMARY if few else ["group_id", "task", "sources"])
         self._newest = (start, new) if few else None
         ids: list[str] = new["group_id"].to_pylist()
         keys, rows = hashes(ids), np.arange(start, stop)

@@ -110,6 +110,7 @@ _DTYPES: Final[dict[str, type[np.generic]]] = {
     "reward_std": np.float32,
     "tokens": np.int32,
     "prompt": np.uint64,
+    "guest": np.bool_,
 }
 
 
@@ -149,10 +150,13 @@ class Columns:
     """Prompt tokens plus all completion tokens."""
     prompt: NDArray[np.uint64] = None  # type: ignore[assignment]  # None becomes 0: not known
     """`prompt_key` of the group's prompt: equal for groups of the same prompt."""
+    guest: NDArray[np.bool_] = None  # type: ignore[assignment]  # None becomes False
+    """True for groups of the run's policy that the run did not admit: they are drawn after those that it did."""
 
     def __post_init__(self) -> None:
-        if self.prompt is None:
-            object.__setattr__(self, "prompt", np.zeros(len(self.ordinal), np.uint64))
+        for name in ("prompt", "guest"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, np.zeros(len(self.ordinal), _DTYPES[name]))
         for name, dtype in _DTYPES.items():
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=dtype))
         lengths = {name: getattr(self, name).shape for name in _DTYPES}

@@ -70,6 +70,8 @@ class LedgerEvent:
     """Of a trained group, as measured in that step: effective sample size of its sequence ratios."""
     updates: int | None = None
     """Of a trained group: the updates that it had a part in, in that step. None in logs of earlier versions."""
+    run: str | None = None
+    """The id of the run that recorded the event; a log that is opened for a run fills it in. None: not recorded."""
 
     def __post_init__(self) -> None:
         if self.step is None and self.event in (LedgerEventKind.TRAINED, LedgerEventKind.REWOUND):

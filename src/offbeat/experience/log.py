@@ -33,6 +33,7 @@ from offbeat.experience.feedback import Deadline, LateScore, Overdue
 from offbeat.experience.importing.records import SourceRecord
 from offbeat.experience.lance_table import Table
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
+from offbeat.experience.own_run import OwnRun
 from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason, quarantine_rows, refused
 from offbeat.experience.reader import LogReader
 from offbeat.experience.rows import group_rows
@@ -60,8 +61,8 @@ class Receipt:
 class ExperienceLog(LogReader):
     """A log that is open for reading and writing. Safe to use from many threads. Open it again after a fork."""
 
-    def __init__(self, tables: Tables, rules: ValidationRules, writer: str) -> None:
-        super().__init__(tables)
+    def __init__(self, tables: Tables, rules: ValidationRules, writer: str, own_run: OwnRun | None = None) -> None:
+        super().__init__(tables, own_run)
         self._rules = rules
         self._writer = writer
         self._recent: OrderedDict[str, tuple[str, Future[None]]] = OrderedDict()
@@ -78,6 +79,7 @@ class ExperienceLog(LogReader):
         rules: ValidationRules | None = None,
         writer: str | None = None,
         storage_options: Mapping[str, str] | None = None,
+        own_run: OwnRun | None = None,
     ) -> "ExperienceLog":
         """Open the log at a path or URI, and create it if it does not exist.
 
@@ -95,9 +97,11 @@ class ExperienceLog(LogReader):
             rules: What validation checks in addition to the rules that hold for every run.
             writer: Name of the writer, stored in every row. The default is host name and process id.
             storage_options: Keys and endpoints of an object store, passed to Lance unchanged.
+            own_run: The run that reads and writes here. Versions and events that are written are marked as its own, and
+                versions of other runs are not read.
         """
         name = writer or f"{socket.gethostname()}-{os.getpid()}"
-        return cls(Tables.open(os.fspath(uri), storage_options), rules or ValidationRules(), name)
+        return cls(Tables.open(os.fspath(uri), storage_options), rules or ValidationRules(), name, own_run)
 
     def append(self, groups: Iterable[Group]) -> Receipt:
         """Append groups and wait until they are on disk. A refused group does not affect the others."""
@@ -139,6 +143,10 @@ class ExperienceLog(LogReader):
             refusal = Refusal(RefusalReason.CONFLICT, f"group {group.id} was appended before with different content")
         submission.refused.append(refused(group, refusal))
 
+    @property
+    def _run_id(self) -> str | None:
+        return None if self.own_run is None else self.own_run.id
+
     def _commit(self, submission: "_Submission") -> Future[None]:
         def finish(done: Future[None]) -> None:
             if (error := done.exception()) is None:
@@ -146,7 +154,9 @@ class ExperienceLog(LogReader):
             else:
                 self._forget(submission, error)
 
-        rows = group_rows(submission.accepted, submission.digests, appended_at=time.time(), writer=self._writer)
+        rows = group_rows(
+            submission.accepted, submission.digests, appended_at=time.time(), writer=self._writer, run=self._run_id
+        )
         self._group_committer.submit(rows).add_done_callback(finish)
         return submission.committed
 
@@ -227,6 +237,7 @@ class ExperienceLog(LogReader):
         names = ("group_id", "step", "cause", "by", "drift", "ess", "updates")
         columns = {name: [getattr(event, name) for event in given] for name in names}
         columns |= {"event": [event.event.value for event in given], "at": [time.time()] * len(given)}
+        columns["run"] = [event.run or self._run_id for event in given]
         wait(self._event_committer.submit(pa.table(columns, schema=EVENTS)))
 
     def give_up(self, deadline: Deadline, now: float) -> list[str]:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from offbeat.experience.index import CLOSED, NEVER, DrawCounts, Index, extended
 from offbeat.experience.limits import Cause, SamplerLimits
-from offbeat.experience.pools import NewGroups, Ordinals, VersionLists, WeightedGroups
+from offbeat.experience.new_groups import NewGroups
+from offbeat.experience.pools import Ordinals, VersionLists, WeightedGroups
 
 if TYPE_CHECKING:
     from offbeat.experience.modes import Mode
@@ -119,14 +120,16 @@ class GroupPlaces:
         return found
 
     def waiting(self, k: int) -> dict[int, int]:
-        """Return how many new groups of each version could be drawn at k, the oldest first."""
+        """Return how many admitted new groups of each version could be drawn at k, the oldest first."""
         oldest = 0 if self._limits.max_lag is None else k - self._limits.max_lag
         return self.new.counts(oldest, k)
 
     def waiting_count(self, k: int) -> int:
-        """Return how many groups `waiting` counts."""
-        expired = 0 if self._limits.max_lag is None else sum(self.new.counts(0, k - self._limits.max_lag - 1).values())
-        return self.new.count(k) - self.new.unversioned - expired
+        """Return how many new groups with a version could be drawn at k, guests included."""
+        if self._limits.max_lag is None:
+            return self.new.count(k) - self.new.unversioned
+        oldest = k - self._limits.max_lag
+        return sum(self.new.counts(oldest, k).values()) + self.new.count_guests(oldest, k)
 
     def _put(self, ordinals: Ordinals, cooling: NDArray[np.bool_]) -> None:
         """Move groups to where they belong by what is known of them; past groups that are `cooling` wait."""
@@ -145,8 +148,9 @@ class GroupPlaces:
         after = np.select(list(conditions.values()), [np.int8(place) for place in conditions], np.int8(Place.PAST))
         before = self._move(ordinals, after)
         left, came = ((before == Place.NEW) & (after != before)), ((after == Place.NEW) & (after != before))
-        self.new.remove(versions[left], ordinals[left])
-        self.new.add(versions[came], ordinals[came])
+        guest = rows.guest[ordinals]
+        self.new.remove(versions[left], ordinals[left], guest[left])
+        self.new.add(versions[came], ordinals[came], guest[came])
         if self.past is not None:
             left, there = (before == Place.PAST) & (after != before), after == Place.PAST
             self.past.remove(ordinals[left], versions[left])

@@ -1,13 +1,10 @@
-"""Groups that can be drawn, in structures that change with the log, so that a draw costs the same however long it is.
+"""Past groups, and lists by version, in structures that change with the log: a draw costs the same however long it is.
 
-NewGroups        never drawn, by version: the oldest first
 WeightedGroups   drawn before, by weight: a tree of sums
 VersionLists     what is due once the run has passed a version
 """
 
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
@@ -42,7 +39,7 @@ class VersionLists:
 
     def add(self, versions: NDArray[np.integer], ordinals: Ordinals) -> None:
         """Add groups of these versions; those without a version are left out."""
-        for version, some in _by_version(versions, ordinals):
+        for version, some in by_version(versions, ordinals):
             if version == UNVERSIONED:
                 continue
             if version not in self._ordinals:
@@ -55,98 +52,6 @@ class VersionLists:
         found: list[int] = []
         while self._versions and self._versions[0] < version:
             found += self._ordinals.pop(heappop(self._versions))
-        return found
-
-
-@dataclass
-class _Bucket:
-    """The groups of one version."""
-
-    heap: list[int] = field(default_factory=list)
-    """Ordinals; those that are no longer members are skipped."""
-    members: set[int] = field(default_factory=set)
-    largest: int = -1
-
-    def add(self, ordinals: list[int]) -> None:
-        """Add ordinals in ascending order."""
-        if ordinals and ordinals[0] > self.largest:
-            self.heap += ordinals  # after all others: still a heap
-        else:
-            for ordinal in ordinals:
-                heappush(self.heap, ordinal)
-        self.largest = max(self.largest, *ordinals)
-        self.members.update(ordinals)
-
-    def take(self, count: int) -> list[int]:
-        """Take out the first `count` members."""
-        found: list[int] = []
-        while self.heap and len(found) < count:
-            if (ordinal := heappop(self.heap)) in self.members:
-                self.members.remove(ordinal)
-                found.append(ordinal)
-        return found
-
-
-class NewGroups:
-    """Groups that were never drawn. Those of a version are taken in the order of the log.
-
-    >>> new = NewGroups()
-    >>> new.add(np.array([5, NO_VERSION, 4]), np.array([0, 1, 2]))
-    >>> new.count(k=4), new.counts(0, 9), new.take(2, k=9)
-    (2, {4: 1, 5: 1}, [2, 0])
-    """
-
-    def __init__(self) -> None:
-        self._buckets: dict[int, _Bucket] = {}
-        self._versions: list[int] = []
-        self._size = 0
-
-    def add(self, versions: NDArray[np.integer], ordinals: Ordinals) -> None:
-        """Add groups of these versions."""
-        for version, some in _by_version(versions, ordinals):
-            if version not in self._buckets:
-                self._buckets[version] = _Bucket()
-                insort(self._versions, version)
-            self._buckets[version].add(some)
-        self._size += len(ordinals)
-
-    def remove(self, versions: NDArray[np.integer], ordinals: Ordinals) -> None:
-        """Remove groups of these versions."""
-        for version, some in _by_version(versions, ordinals):
-            self._buckets[version].members.difference_update(some)
-        self._size -= len(ordinals)
-
-    def count(self, k: int) -> int:
-        """Return how many groups have a version up to k, or none."""
-        later = self._versions[bisect_right(self._versions, k) :]
-        return self._size - sum(self._count(version) for version in later if version != UNVERSIONED)
-
-    @property
-    def unversioned(self) -> int:
-        """How many groups have no version."""
-        return self._count(UNVERSIONED) if UNVERSIONED in self._buckets else 0
-
-    def counts(self, first: int, last: int) -> dict[int, int]:
-        """Return how many groups there are of each version from `first` to `last`, the oldest first."""
-        some = self._versions[bisect_left(self._versions, first) : bisect_right(self._versions, last)]
-        return {version: count for version in some if (count := self._count(version))}
-
-    def _count(self, version: int) -> int:
-        return len(self._buckets[version].members)
-
-    def take(self, count: int, k: int) -> list[int]:
-        """Take out up to `count` groups of versions up to k, the oldest first; at last those without a version."""
-        found: list[int] = []
-        at = 0
-        while len(found) < count and at < len(self._versions):
-            version = self._versions[at]
-            if k < version < UNVERSIONED:
-                at += 1
-                continue
-            found += self._buckets[version].take(count - len(found))
-            if not self._buckets[version].members:
-                del self._buckets[version], self._versions[at]
-        self._size -= len(found)
         return found
 
 
@@ -322,7 +227,7 @@ class WeightedGroups:
         return self._versioned.nbytes + self._unversioned.nbytes
 
 
-def _by_version(versions: NDArray[np.integer], ordinals: Ordinals) -> Iterator[tuple[int, list[int]]]:
+def by_version(versions: NDArray[np.integer], ordinals: Ordinals) -> Iterator[tuple[int, list[int]]]:
     """Yield each version with its ordinals in ascending order."""
     keys = np.where(versions == NO_VERSION, UNVERSIONED, versions.astype(np.int64))
     order = np.lexsort((ordinals, keys))

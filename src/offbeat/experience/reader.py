@@ -14,6 +14,7 @@ from offbeat.experience.catalog import SUMMARY, Catalog, Ints
 from offbeat.experience.feedback import PendingCompletion, ScoreCard, merge
 from offbeat.experience.index import NO_VERSION, Columns, prompt_key
 from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, LedgerScope, settle
+from offbeat.experience.own_run import OwnRun
 from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason
 from offbeat.experience.rows import READ, groups_from, reward_figures
 from offbeat.experience.schema import Snapshot, Tables, digest
@@ -42,15 +43,21 @@ class LogReader:
     ([0], [1.0])
     """
 
-    def __init__(self, tables: Tables) -> None:
-        self.tables = tables
+    def __init__(self, tables: Tables, own_run: OwnRun | None = None) -> None:
+        self.tables, self.own_run = tables, own_run
         self.catalog = Catalog(tables)
         self._scores = ScoreIndex(tables, self.catalog)
 
     @classmethod
-    def open(cls, uri: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> "LogReader":
-        """Open an existing log for reading."""
-        return cls(Tables.open(os.fspath(uri), storage_options, create=False))
+    def open(
+        cls,
+        uri: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        own_run: OwnRun | None = None,
+    ) -> "LogReader":
+        """Open an existing log for reading. With `own_run`, versions of other runs are left out."""
+        return cls(Tables.open(os.fspath(uri), storage_options, create=False), own_run)
 
     def snapshot(self) -> Snapshot:
         """Return the current snapshot of the log."""
@@ -109,6 +116,7 @@ class LogReader:
         if not len(rows):
             return []
         groups = groups_from(self.tables.groups.take(rows, READ))
+        groups = groups if self.own_run is None else [self.own_run.view(group) for group in groups]
         late = self._scores.late(rows, now)
         return [merge(group, late[i]) if i in late else group for i, group in enumerate(groups)]
 
@@ -202,9 +210,13 @@ class LogReader:
         bits = np.array([1 << min(code, _SOURCE_BITS) for code in self.catalog.sources.values()], np.uint32)
         per_completion = bits[_codes(sources.flatten(), self.catalog.sources)]
         sizes = sources.value_lengths().to_numpy()
+        versions, guest = summary["oldest_version"].fill_null(NO_VERSION).to_numpy(), None
+        if self.own_run is not None:
+            own, guest = self.own_run.masks(summary)
+            versions = np.where(own, versions, NO_VERSION)
         return Columns(
             ordinal=self.catalog.ordinals(rows),
-            oldest_version=summary["oldest_version"].fill_null(NO_VERSION).to_numpy(),
+            oldest_version=versions,
             task=_codes(summary["task"], self.catalog.tasks).astype(np.uint16),
             sources=np.bitwise_or.reduceat(per_completion, np.cumsum(sizes) - sizes),
             ripe=(values["awaited"] == 0) & ~self.catalog.dropped_by_deadline(rows, now),
@@ -214,6 +226,7 @@ class LogReader:
             reward_std=values["reward_std"].astype(np.float32),
             tokens=values["tokens"].astype(np.int32),
             prompt=_prompt_keys(summary),
+            guest=guest,  # type: ignore[arg-type]  # None becomes False
         )
 
     def _apply_late_scores(self, rows: Ints, values: dict[str, NDArray[np.generic]], now: Snapshot) -> None:
@@ -231,7 +244,7 @@ class LogReader:
         now = self._catch_up(snapshot)
         rows = self.catalog.without_repeats(np.arange(now.groups))
         stored = self.tables.groups.scan(0, now.groups, ["group_id"])["group_id"].to_numpy()[rows]
-        columns = ["group_id", "event", "step", "cause", "by", "drift", "ess", "updates"]
+        columns = ["group_id", "event", "step", "cause", "by", "drift", "ess", "updates", "run"]
         recorded = self.tables.events.scan(0, now.events, columns)
         events: Iterable[LedgerEvent] = (
             LedgerEvent(group, LedgerEventKind(event), *fields)

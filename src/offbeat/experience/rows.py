@@ -15,7 +15,7 @@ from offbeat.types import UNKNOWN, Completion, Finish, Group, Json, Prompt, Scor
 READ: Final = [
     *("group_id", "task", "prompt_id", "prompt_token_ids", "prompt_columns"),
     *("completion_ids", "token_ids", "behavior_logprobs", "versions", "loss_masks", "finishes", "sources"),
-    *("rewards", "unscorable", "details", "breakdowns"),
+    *("rewards", "unscorable", "details", "breakdowns", "run"),
 ]
 """The columns that `groups_from` needs."""
 
@@ -69,8 +69,10 @@ def _streams(completions: Sequence[Completion]) -> dict[str, pa.Array]:
     }
 
 
-def group_rows(groups: Sequence[Group], digests: Sequence[str], *, appended_at: float, writer: str) -> pa.Table:
-    """Convert at least one valid group to rows of `groups`.
+def group_rows(
+    groups: Sequence[Group], digests: Sequence[str], *, appended_at: float, writer: str, run: str | None = None
+) -> pa.Table:
+    """Convert at least one valid group to rows of `groups`. Versions that name no run are those of `run`.
 
     >>> from offbeat.experience.schema import digest
     >>> prompt = Prompt(id="p", token_ids=[1], task="arithmetic")
@@ -96,6 +98,7 @@ def group_rows(groups: Sequence[Group], digests: Sequence[str], *, appended_at: 
         "digest": list(digests),
         "appended_at": [appended_at] * len(groups),
         "writer": [writer] * len(groups),
+        "run": [_run_of(g, run) for g in groups],
         "prompt_id": [g.prompt.id for g in groups],
         "task": [g.prompt.task for g in groups],
         "prompt_columns": [canonical(dict(g.prompt.columns)) for g in groups],
@@ -109,6 +112,12 @@ def group_rows(groups: Sequence[Group], digests: Sequence[str], *, appended_at: 
     columns |= _summaries(groups)
     arrays = {name: pa.array(v, GROUPS.field(name).type) if isinstance(v, list) else v for name, v in columns.items()}
     return pa.table(arrays, schema=GROUPS)
+
+
+def _run_of(group: Group, run: str | None) -> str | None:
+    """Return the run of a group's versions, which is one; None if it has no versions."""
+    spans = next((one.versions for one in group.completions if one.versions), ())
+    return (spans[0].run or run) if spans else None
 
 
 def _summaries(groups: Sequence[Group]) -> dict[str, object]:
@@ -146,7 +155,7 @@ def _two_levels(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.
 
 def groups_from(rows: pa.Table) -> list[Group]:
     """Convert rows of `groups` to groups. Their arrays are views of the rows: nothing is copied."""
-    names = {name: rows[name].to_pylist() for name in ("group_id", "prompt_id", "task", "prompt_columns")}
+    names = {name: rows[name].to_pylist() for name in ("group_id", "prompt_id", "task", "prompt_columns", "run")}
     flat = {
         name: rows[name].combine_chunks().flatten().to_pylist()
         for name in ("completion_ids", "finishes", "sources", "rewards", "unscorable", "details", "breakdowns")
@@ -157,7 +166,10 @@ def groups_from(rows: pa.Table) -> list[Group]:
     span_at, _, spans = _two_levels(rows["versions"])
     token_values, logprob_values = tokens.to_numpy(), logprobs.to_numpy()
     mask_values = masks.to_numpy(zero_copy_only=False)
-    span_values = [VersionSpan(*span) for span in zip(*(spans.field(i).to_pylist() for i in range(3)), strict=True)]
+    sizes = rows["completion_ids"].combine_chunks().value_lengths().to_pylist()
+    runs = np.repeat(np.repeat(np.array(names["run"], object), sizes), np.diff(span_at)).tolist()
+    span_fields = (spans.field(i).to_pylist() for i in range(3))
+    span_values = [VersionSpan(*span) for span in zip(*span_fields, runs, strict=True)]
     every_token = np.ones(int(np.diff(token_at).max(initial=0)), np.bool_)
     every_token.flags.writeable = False
     completions = [
@@ -175,7 +187,7 @@ def groups_from(rows: pa.Table) -> list[Group]:
         )
         for i in range(len(flat["completion_ids"]))
     ]
-    starts = _offsets(rows["completion_ids"].combine_chunks().value_lengths().to_pylist())
+    starts = _offsets(sizes)
     prompts = rows["prompt_token_ids"].combine_chunks()
     prompt_at, prompt_values = prompts.offsets.to_numpy(), prompts.values.to_numpy()
     return [

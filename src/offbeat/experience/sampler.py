@@ -168,11 +168,11 @@ class Sampler:
         self._k -= 1
 
     def waiting(self, k: int) -> dict[int, int]:
-        """Return the number of new groups that could be drawn at k, by version, the oldest first."""
+        """Return the number of admitted new groups that could be drawn at k, by version, the oldest first."""
         return self._places.waiting(k)
 
     def waiting_count(self, k: int) -> int:
-        """Return the number of new groups that could be drawn at k."""
+        """Return the number of new groups with a version that could be drawn at k, guests included."""
         return self._places.waiting_count(k)
 
     @property

@@ -57,6 +57,8 @@ GROUPS: Final = pa.schema(
         pa.field("unscorable", pa.list_(pa.string()), nullable=False),  # the reason, or null
         pa.field("details", pa.list_(pa.string()), nullable=False),  # details of unscorable completions
         pa.field("breakdowns", pa.list_(pa.string()), nullable=False),  # JSON, or null
+        # Added after 0.1.0.
+        pa.field("run", pa.string()),  # the run whose versions `versions` names; null: no versions, or not recorded
     ]
 )
 
@@ -85,6 +87,7 @@ EVENTS: Final = pa.schema(
         pa.field("drift", pa.float64()),  # of a trained group: mean (1 - π_k/α)₊; null: unknown
         pa.field("ess", pa.float64()),
         pa.field("updates", pa.int32()),  # of a trained group: updates of its step; null: an earlier version
+        pa.field("run", pa.string()),  # the run that recorded it; null: no run, or not recorded
     ]
 )
 """What happened to groups; the ledger is computed from it."""
@@ -113,6 +116,8 @@ _ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fals
 
 def digest(group: Group) -> str:
     """Return the sha256 of a group's content: the same for equal groups on every machine.
+
+    The run of its versions is not part of it: that is where the group comes from, as is the writer.
 
     >>> from offbeat.types import Completion, Prompt
     >>> prompt = Prompt(id="p", token_ids=[1], task="arithmetic")

@@ -129,6 +129,8 @@ def _check_group(group: object, rules: ValidationRules) -> None:
         if not streams_valid:
             _check_streams(completion, rules)
         _check_completion(completion, group.prompt.task, rules)
+    if len({span.run for completion in group.completions for span in completion.versions}) > 1:
+        raise RefusedError(Reason.VERSIONS, f"group {group.id} has versions of several runs; one run writes a group")
 
 
 def _check_prompt(prompt: object, rules: ValidationRules) -> None:
@@ -240,7 +242,8 @@ def _check_versions(completion: Completion, length: int, what: str) -> None:
     for span in spans:
         if not _is_integer_span(span):
             raise RefusedError(
-                Reason.VERSIONS, f"{what} has version span {span!r:.80}; expected a VersionSpan of integers"
+                Reason.VERSIONS,
+                f"{what} has version span {span!r:.80}; expected a VersionSpan of integers and the id of a run",
             )
         if not 0 <= span.version <= INT32_MAX:
             raise RefusedError(Reason.VERSIONS, f"{what} has version {span.version}; versions are 0 to {INT32_MAX}")
@@ -256,6 +259,9 @@ def _check_versions(completion: Completion, length: int, what: str) -> None:
 
 def _is_integer_span(span: object) -> bool:
     if not isinstance(span, VersionSpan):
+        return False
+    run: object = span.run
+    if run is not None and type(run) is not str:
         return False
     numbers: tuple[object, ...] = (span.version, span.start, span.end)
     if all(type(n) is int for n in numbers):

@@ -4,16 +4,15 @@ The estimate answers "does it fit at all". It assumes a decoder like Llama and c
 run itself measures before its first step (`trainer/estimate.py`).
 """
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from offbeat.config import Config
 from offbeat.errors import ModelUnreadable
+from offbeat.hub import count_elements, model_problems, read_object
 from offbeat.placement.hardware import GIB, multiplies_bfloat16
 from offbeat.placement.memory import BYTES, engine_memory, rank_memory
 from offbeat.placement.shape import ModelShape
@@ -21,8 +20,6 @@ from offbeat.types import Json
 
 TINY: Final = 1_000_000
 """Parameters below which a second CPU thread, or starting vLLM, costs more than it saves."""
-LONGEST_HEADER: Final = 100 << 20
-"""Bytes; the limit of safetensors itself."""
 _NO_DEFAULT_END: Final = ("PreTrainedTokenizerFast", "TokenizersBackend", "")
 """Tokenizer classes without a default end-of-text token: the files must name one."""
 
@@ -37,26 +34,19 @@ class ModelFiles:
 
     @cached_property
     def config(self) -> Mapping[str, Json]:
-        return self._read("config.json")
+        return read_object(self.path / "config.json")
 
     @cached_property
     def tokenizer(self) -> Mapping[str, Json]:
         """The content of tokenizer_config.json; empty if there is no such file."""
-        return self._read("tokenizer_config.json") if (self.path / "tokenizer_config.json").is_file() else {}
-
-    def _read(self, name: str) -> Mapping[str, Json]:
-        try:
-            found = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelUnreadable(f"{self.path / name} cannot be read: {error}") from None
-        if not isinstance(found, dict):
-            raise ModelUnreadable(f"{self.path / name} is not a JSON object")
-        return found
+        return (
+            read_object(self.path / "tokenizer_config.json") if (self.path / "tokenizer_config.json").is_file() else {}
+        )
 
     @cached_property
     def parameters(self) -> int:
         """The number of parameters, from the headers of the weight files."""
-        return self.remote_parameters or sum(_count_elements(file) for file in sorted(self.path.glob("*.safetensors")))
+        return self.remote_parameters or sum(count_elements(file) for file in sorted(self.path.glob("*.safetensors")))
 
     @property
     def tiny(self) -> bool:
@@ -71,36 +61,12 @@ class ModelFiles:
     def problems(self) -> list[str]:
         """Return why no run can start with this model. Each problem begins with the setting that it is about."""
         at = f"model.path = {str(self.path)!r}"
-        if not (self.path / "config.json").is_file():
-            return [f"{at}: there is no config.json; give the directory of a Hugging Face model"]
+        found = model_problems(self.path, weights=not self.remote_parameters)
         try:
-            found = self._check_code() + self._check_weights() + self._check_tokenizer()
+            found = found or self._check_tokenizer()
         except ModelUnreadable as error:
             found = [f"{error}; download the model again"]
         return [f"{at}: {problem}" for problem in found]
-
-    def _check_code(self) -> list[str]:
-        files = sorted(file.name for file in self.path.rglob("*.py"))
-        mapped = [name for name, data in (("config.json", self.config), ("tokenizer_config.json", self.tokenizer))
-                  if "auto_map" in data]  # fmt: skip
-        if not files and not mapped:
-            return []
-        what = ", ".join([*files[:3], *(f"auto_map in {name}" for name in mapped)])
-        return [f"it brings code ({what}), which offbeat never runs; use a model that is built in to transformers"]
-
-    def _check_weights(self) -> list[str]:
-        if self.remote_parameters:
-            return []
-        if not list(self.path.glob("*.safetensors")):
-            pickled = sorted(file.name for file in self.path.glob("*.bin"))
-            why = f"{pickled[0]} would have to be unpickled" if pickled else "there are no weights"
-            return [f"{why}; save it as *.safetensors with `save_pretrained` of transformers"]
-        index = self.path / "model.safetensors.index.json"
-        if index.is_file():
-            shards = cast("Mapping[str, str]", self._read(index.name).get("weight_map", {}))
-            if missing := sorted(name for name in set(shards.values()) if not (self.path / name).is_file()):
-                return [f"{missing[0]} is missing (weight files missing: {len(missing)}); download the model again"]
-        return [] if self.parameters else ["its weight files hold no weights; download the model again"]
 
     def _check_tokenizer(self) -> list[str]:
         if not any((self.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
@@ -109,7 +75,7 @@ class ModelFiles:
         special = self.path / "special_tokens_map.json"
         ends = [
             self.tokenizer.get("eos_token"),
-            self._read(special.name).get("eos_token") if special.is_file() else None,
+            read_object(special).get("eos_token") if special.is_file() else None,
         ]
         if not any(ends) and (kind is None or kind in _NO_DEFAULT_END):
             return ["its tokenizer has no end-of-text token, so completions would never stop; set eos_token in "
@@ -119,20 +85,6 @@ class ModelFiles:
     @property
     def has_chat_template(self) -> bool:
         return "chat_template" in self.tokenizer or (self.path / "chat_template.jinja").is_file()
-
-
-def _count_elements(file: Path) -> int:
-    """Count the numbers in a safetensors file from its header."""
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= LONGEST_HEADER:
-                raise ModelUnreadable(f"{file} is not a safetensors file")
-            header = json.loads(stream.read(length))
-        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-        return sum(math.prod(entry["shape"]) for entry in tensors)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelUnreadable(f"{file} is not a safetensors file: {error}") from None
 
 
 @dataclass(frozen=True)

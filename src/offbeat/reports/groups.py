@@ -101,7 +101,8 @@ class RunGroups:
         uri = config.run.experience or str(directory.experience)
         if not exists(f"{uri.rstrip('/')}/groups.lance"):
             return None
-        reader, decode, scope = LogReader.open(uri), decoder(directory.tokenizer), scope_of(directory, config)
+        reader = LogReader.open(uri, own_run=directory.own_run(config))
+        decode, scope = decoder(directory.tokenizer), scope_of(directory, config)
         return cls(reader, config.objective.resolve(), config.seed, decode, scope)
 
     def _in_log_order(self) -> tuple[list[int], list[str]]:
@@ -236,10 +237,10 @@ class RunGroups:
 
 def scope_of(directory: RunDirectory, config: Config) -> LedgerScope:
     """Return which groups of its log belong to a run. `run/build.py` names groups and trainers."""
-    if config.run.experience:
-        own = f"g {directory.name}-"
-        return LedgerScope(f"trainer {directory.name}", lambda group_id: group_id.startswith(own))
-    return LedgerScope("trainer", lambda group_id: not re.match(r"g [0-9a-f]{8}-", group_id))
+    own = directory.own_run(config)
+    if own.shared:
+        return LedgerScope(own.trainer, lambda group_id: not own.is_guest(group_id))
+    return LedgerScope(own.trainer, lambda group_id: not re.match(r"g [0-9a-f]{8}-", group_id))
 
 
 def contrast_shares(columns: Columns, parts: int = 40) -> tuple[list[int], list[list[float]]]:

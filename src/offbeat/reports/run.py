@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from offbeat.config import Config
 from offbeat.errors import RunError, suggest_nearest
@@ -100,12 +100,9 @@ class Run:
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """Load the run's tokenizer."""
-        from transformers import AutoTokenizer
+        from offbeat.tasks.tokenizer import read_tokenizer
 
-        return cast(
-            "PreTrainedTokenizerBase",
-            AutoTokenizer.from_pretrained(str(self.directory.tokenizer), local_files_only=True),
-        )
+        return read_tokenizer(self.directory.tokenizer)
 
     def generate(
         self,

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from offbeat.errors import EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling, Weights
 from offbeat.seeds import derive
 from offbeat.trainer.forward import sequence_logprobs
+from offbeat.trainer.loading import read_model
 from offbeat.types import Completion, Finish, VersionSpan
 
 
@@ -71,10 +72,7 @@ class HfEngine:
     def start(cls, directory: Path, *, dtype: str = "float32", device: str | None = None) -> "HfEngine":
         """Load a model directory as version 0. Code in the directory is never executed."""
         place = device or (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu"))
-        model = AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=dtype, local_files_only=True, trust_remote_code=False
-        )
-        return cls(model.to(place))
+        return cls(read_model(directory, dtype).to(place))
 
     @property
     def model(self) -> PreTrainedModel:

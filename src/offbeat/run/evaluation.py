@@ -15,12 +15,14 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from offbeat.config import Config
+from offbeat.errors import PromptTooLong
 from offbeat.experience.lance_table import exists
 from offbeat.experience.schema import Tables
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.stopping import stop_tokens
 from offbeat.run.evaluation_leases import EvaluationPrompt, pass_rates
+from offbeat.run.fitting_prompts import prompt_limit
 from offbeat.scoring.pool import Outcome
 from offbeat.seeds import derive
 from offbeat.tasks.data import Example, tokens
@@ -43,12 +45,21 @@ def evaluation_prompts(
     """Return what is asked of a version: always the same prompts, each version with its own random streams.
 
     No entry has more completions than a group, so an engine needs no more memory for it than for training prompts.
+    Prompts over the limit are left out, as in training.
     """
     settings, size, seed = config.evaluation, config.group_size, derive(config.seed, "evaluation")
     asked, found = evaluation_set(task, settings.prompts, seed), []
-    samples = samples_for(settings.samples, settings.prompts, len(asked.examples))
-    for place, example in enumerate(asked.examples):
-        prompt = asked.task.prompt(example, tokens(example.prompt, tokenizer))
+    texts = ((example, tokens(example.prompt, tokenizer)) for example in asked.examples)
+    limit = prompt_limit(config)
+    fitting = [(example, token_ids) for example, token_ids in texts if len(token_ids) <= limit]
+    if not fitting:
+        raise PromptTooLong(
+            f"all {len(asked.examples)} prompts for evaluation have more than {limit} tokens; raise "
+            "engine.max_prompt_tokens"
+        )
+    samples = samples_for(settings.samples, settings.prompts, len(fitting))
+    for place, (example, token_ids) in enumerate(fitting):
+        prompt = asked.task.prompt(example, token_ids)
         if asked.task.rewards != task.rewards:
             prompt = replace(prompt, columns={**prompt.columns, FOR_EVALUATION: True})
         for first in range(0, samples, size):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from offbeat.config import Config
 from offbeat.errors import ModelUnreadable
@@ -32,7 +32,9 @@ from offbeat.tasks.split import (
     without_prompts,
 )
 from offbeat.tasks.task import Task, make
+from offbeat.tasks.tokenizer import read_tokenizer
 from offbeat.trainer.export import load_policy
+from offbeat.trainer.loading import read_model
 from offbeat.types import Score
 
 _SCORING_SECONDS: Final = 600.0
@@ -66,15 +68,8 @@ def load_model(name: str, *, temperature: float, max_tokens: int) -> ModelSample
         raise ModelUnreadable(
             f"{name} is neither an experience log nor the directory of a model; write a model of the hub as owner/name"
         )
-    place = str(model_directory(name))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ModelUnreadable(
-            f"{name} is not an experience log, and no model can be loaded from it: {error}"
-        ) from error
-    return policy_sampler(model, tokenizer, temperature, max_tokens)
+    place = model_directory(name)
+    return policy_sampler(read_model(place), read_tokenizer(place), temperature, max_tokens)
 
 
 def policy_sampler(
@@ -177,9 +172,11 @@ def evaluate_model(name: str, task: Task, settings: EvaluationSettings) -> list[
 def evaluate_run(directory: RunDirectory, other: Task | None, settings: EvaluationSettings) -> list[EvaluationRow]:
     """Evaluate the newest policy of a run, and the model that it started from on the same prompts."""
     config = directory.config()
+    if settings.before:
+        config.model.directory()  # refused before the policy has answered, not after
     wanted, longest = settings.prompts or config.evaluation.prompts, settings.max_tokens or config.sampling.max_tokens
     asked = evaluation_set_of_run(config, other, wanted)
-    tokenizer = AutoTokenizer.from_pretrained(str(directory.tokenizer), local_files_only=True)
+    tokenizer = read_tokenizer(directory.tokenizer)
     policy = policy_sampler(load_policy(directory.path, dtype=torch.float32), tokenizer, settings.temperature, longest)
     now = settings.attempts(policy, asked, wanted)
     if not settings.before:

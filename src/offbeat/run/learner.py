@@ -19,6 +19,7 @@ from offbeat.errors import RunError
 from offbeat.run.build import make_trainer
 from offbeat.run.directory import RunDirectory
 from offbeat.run.earlier import translate_state
+from offbeat.run.inputs import changed_inputs, digest_inputs
 from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, prompt_at
@@ -67,6 +68,8 @@ class RankLearner:
     checkpoints: Checkpoints
     sequences: Sequences
     """The token sequences of every version's probe."""
+    inputs: Mapping[str, Json] = field(default_factory=dict)
+    """Digests of what the run depends on; rank 0 puts them into every checkpoint."""
     _pins: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -91,17 +94,20 @@ class RankLearner:
         # vLLM generates one more token after each sequence of a probe, which has to fit too.
         length = min(PROBE_LENGTH, trainer.policy_model.model.config.max_position_embeddings - 1)
         sequences = probe_sequences(probed, trainer.policy_model.vocab_size, config.seed, length)
-        return cls(config, trainer, weights, checkpoints, sequences)
+        inputs = digest_inputs(config) if ranks.rank == 0 else {}
+        return cls(config, trainer, weights, checkpoints, sequences, inputs)
 
     def restore(self) -> dict[str, Json] | None:
-        """Go to the newest checkpoint, if there is one; return its step and the loop's state in it."""
+        """Go to the newest checkpoint, if there is one; return its step, the loop's state in it, and changed inputs."""
         checkpoint = self.checkpoints.newest()
         if self.weights is not None:  # versions after the checkpoint are published again; without one, all are
             self.weights.rewind(-1 if checkpoint is None else cast(int, checkpoint.manifest.extras["published"]))
         if checkpoint is None:
             return None
         checkpoint.restore(self.trainer)
-        return {"step": checkpoint.step, **translate_state(checkpoint.step, checkpoint.manifest.extras)}
+        changed = changed_inputs(checkpoint.manifest.extras.get("inputs"), self.inputs) if self.inputs else []
+        state = translate_state(checkpoint.step, checkpoint.manifest.extras)
+        return {"step": checkpoint.step, **state, "changed": [*changed]}
 
     def estimate(self) -> dict[str, Json]:
         """Estimate the memory of a step, and compute the largest micro-batch once, before the first step."""
@@ -140,7 +146,7 @@ class RankLearner:
         # A run that resumes from this checkpoint serves this version again, so the weight log must keep it.
         if self.weights is not None:
             self.weights.pin(published, by=f"step {step}")
-        self.checkpoints.save(self.trainer, state)
+        self.checkpoints.save(self.trainer, {**state, "inputs": {**self.inputs}})
         self._pins[step] = published
         kept = self.config.trainer.keep + 1  # the one being written included
         for earlier in sorted(self._pins)[:-kept]:

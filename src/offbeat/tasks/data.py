@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol, cast, overload
 
-from offbeat.errors import DataError, PromptTooLong, TaskError, suggest_nearest
+from offbeat.errors import DataError, PromptTooLong, TaskError, first_line, suggest_nearest
 from offbeat.types import Json
 
 Row = Mapping[str, object]
@@ -229,14 +229,14 @@ def evaluation_rows(source: str | Path, *, split: str = "train", subset: str | N
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{path}, line {number} is not JSON: {error}") from None
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}, line {number} is not JSON: {error}; repair or remove the line") from None
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number} is not a JSON object: {line[:80]!r}")
             yield row
@@ -245,21 +245,29 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _parquet(path: Path) -> Iterator[Row]:
     from pyarrow import parquet
 
-    for batch in parquet.ParquetFile(path).iter_batches():
-        yield from batch.to_pylist()
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise DataError(f"{path} cannot be read as Parquet: {first_line(error)}; write or copy it again") from error
 
 
 def _dataset(source: str | Path, split: str, subset: str | None) -> Iterator[Row]:
     import datasets
 
-    if not Path(source).is_dir():
-        found = datasets.load_dataset(str(source), subset, split=split)
-    else:
-        found = datasets.load_from_disk(str(source))
-        if isinstance(found, Mapping):
-            if split not in found:
-                raise DataError(f"{source} has no split {split!r}; {suggest_nearest(split, found)}")
-            found = found[split]
+    try:
+        on_disk = Path(source).is_dir()
+        found = (
+            datasets.load_from_disk(str(source)) if on_disk else datasets.load_dataset(str(source), subset, split=split)
+        )
+    except Exception as error:  # whatever the library or damaged files cause
+        raise DataError(
+            f"datasets cannot load {source}: {type(error).__name__}: {first_line(error)}; check the path or name"
+        ) from error
+    if on_disk and isinstance(found, Mapping):
+        if split not in found:
+            raise DataError(f"{source} has no split {split!r}; {suggest_nearest(split, found)}")
+        found = found[split]
     return cast("Iterator[Row]", iter(found))
 
 

@@ -10,6 +10,7 @@ It receives the text of a completion and the columns of the example, and runs in
 
 import hashlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Final, cast
 
 from numpy.typing import ArrayLike
 
-from offbeat.errors import TaskError, suggest_nearest
+from offbeat.errors import TaskError, first_line, suggest_nearest
 from offbeat.imports import load_file, resolve
 from offbeat.seeds import derive
 from offbeat.tasks.data import ColumnMap, Deferred, Example, Tokenizer, tokens
@@ -210,7 +211,14 @@ def custom(*, path: str) -> Task:
     >>> task.name, task.examples[0].prompt, task.rewards[0].trl
     ('shout', 'Say hello.', True)
     """
-    module = load_file(Path(path))
+    if not Path(path).is_file():
+        raise TaskError(f"{path} does not exist; give the path of a Python file")
+    try:
+        module = load_file(Path(path))
+    except ModuleNotFoundError as error:
+        raise TaskError(f"{path} needs {error.name}, which is not installed: pip install {error.name}") from error
+    except Exception as error:  # the file is yours, and may raise anything
+        raise TaskError(f"{path} cannot be loaded: {_describe(error, path)}; fix the file") from error
     if isinstance(task := getattr(module, "task", None), Task):
         return task
     defined = vars(module)
@@ -228,8 +236,21 @@ def custom(*, path: str) -> Task:
     return task.evaluated_on(lambda: _custom_examples(module.evaluation_examples, path, f"{name}-evaluation"))
 
 
+def _describe(error: Exception, path: str) -> str:
+    """Describe an error that your file raised, with the last line of the file that led to it."""
+    own = str(Path(path).resolve())
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    at = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    return f"{type(error).__name__}: {first_line(error)}" + (f" (line {at})" if at else "")
+
+
 def _custom_examples(given: Any, path: str, name: str) -> Sequence[Example]:
-    entries = given() if callable(given) else given
+    try:
+        entries = list(given() if callable(given) else given)
+    except TaskError:
+        raise
+    except Exception as error:  # your function
+        raise TaskError(f"the examples of {path} cannot be read: {_describe(error, path)}; fix them") from error
     columns = ColumnMap()
     examples = []
     for number, entry in enumerate(entries):

@@ -112,7 +112,10 @@ class CheckpointManifest:
                 raise ValueError("its content does not match its sha256")
             return cls(**{**body, "parts": tuple(CheckpointPart.from_json(part) for part in body["parts"])})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointDamaged(f"{where} is damaged: {error}") from None
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise CheckpointDamaged(
+                f"{where} is damaged: {why}; remove the directory of this checkpoint to use the one before"
+            ) from None
 
     def find(self, name: str, start: int, end: int) -> list[tuple[CheckpointPart, SliceEntry]]:
         """Return the slices that hold rows [start, end) of a tensor, in order. Raises if a row is missing."""

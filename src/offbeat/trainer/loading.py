@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.utils import logging as transformers_logging
 
-from offbeat.errors import ModelUnreadable, UnsupportedModel
+from offbeat.errors import ModelUnreadable, UnsupportedModel, first_line
 from offbeat.hub import weight_files
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks, make_mesh, named_tensors, own_rows, shard
@@ -47,13 +48,7 @@ def load_policy_model(
     weights. Raises `ModelUnreadable` if files do not hold exactly the tensors of the model.
     """
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    if ranks.size == 1:
-        whole = AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=compute, local_files_only=True, trust_remote_code=False
-        )
-        model = whole.to(device)
-    else:
-        model = empty_model(directory)
+    model = read_model(directory, compute).to(device) if ranks.size == 1 else empty_model(directory)
     policy_model = PolicyModel(
         model, temperature=temperature, chunk_tokens=chunk_tokens, checkpoint_activations=checkpoint_activations
     )
@@ -62,6 +57,34 @@ def load_policy_model(
         allocate(policy_model, device)
         fill(policy_model, directory)
     return policy_model
+
+
+def read_model(directory: Path, dtype: torch.dtype | str | None = None) -> PreTrainedModel:
+    """Load a whole model onto the CPU, by default in its own dtype. Code in the directory is never executed.
+
+    Raises `ModelUnreadable` with one sentence, also if a weight is missing: transformers would invent it.
+    """
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its table of missing weights; we refuse those
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(directory), dtype=dtype or "auto", local_files_only=True, trust_remote_code=False,
+            use_safetensors=True, output_loading_info=True,
+        )  # fmt: skip
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers and safetensors raise whatever damaged files cause
+        raise ModelUnreadable(
+            f"the model in {directory} cannot be loaded: {first_line(error)}; download it again, or save it with "
+            "`save_pretrained` of transformers"
+        ) from error
+    finally:
+        transformers_logging.set_verbosity(before)
+    if missing := sorted(report["missing_keys"]):
+        raise ModelUnreadable(
+            f"the weight files in {directory} lack {missing[0]} (tensors missing: {len(missing)}); download it again"
+        )
+    return model
 
 
 def empty_model(directory: Path) -> PreTrainedModel:

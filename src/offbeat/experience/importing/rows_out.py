@@ -5,9 +5,10 @@ An export contains the groups with their late scores filled in. It does not cont
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,7 @@ _TYPES: Final = {
     "prompt_token_ids": pa.list_(pa.int32()),
     "token_ids": pa.list_(pa.int32()),
     "behavior_logprobs": pa.list_(pa.float32()),
-    "versions": pa.list_(SPAN),
+    "versions": pa.list_(pa.struct([*SPAN, pa.field("run", pa.string())])),
     "loss_mask": pa.list_(pa.bool_()),
     "reward": pa.float64(),
 }
@@ -56,7 +57,7 @@ def export_rows(group: Group) -> Iterator[Row]:
             "prompt_columns": canonical(dict(prompt.columns)),
             "token_ids": completion.token_ids.tolist(),
             "behavior_logprobs": None if logprobs is UNKNOWN else logprobs.tolist(),
-            "versions": [{"version": s.version, "start": s.start, "end": s.end} for s in completion.versions],
+            "versions": [asdict(span) for span in completion.versions],
             "loss_mask": None if mask.all() else mask.tolist(),
             "finish": completion.finish.value,
             "source": completion.source,
@@ -88,7 +89,7 @@ def exported_group(rows: Sequence[Row]) -> Group:
 
 def _completion(row: Row) -> Completion:
     try:
-        spans = tuple(VersionSpan(**span) for span in cast(list[dict[str, int]], row["versions"]))
+        spans = tuple(VersionSpan(**span) for span in cast(list[dict[str, Any]], row["versions"]))
         parts = row["breakdown"]
         score = score_from(
             cast(float | None, row["reward"]),

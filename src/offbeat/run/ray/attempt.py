@@ -39,6 +39,7 @@ from offbeat.run.ray.actors import (
     WorkerActor,
 )
 from offbeat.run.ray.driver import ClusterLearner, RemoteMember, keep_pool_alive
+from offbeat.run.ray.files import ray_files
 from offbeat.run.ray.placement import Reservation, cluster_hardware
 from offbeat.types import Json
 
@@ -50,31 +51,36 @@ LOOPBACK: Final = "127.0.0.1"
 @contextlib.contextmanager
 def connect(config: Config, directory: RunDirectory) -> Iterator[None]:
     """Connect to the cluster at `cluster.address`, or start one for this run that ends with the block."""
+    with contextlib.ExitStack() as own:
+        _connect(config, directory, own)
+        directory.cluster.write_text(ray.get_runtime_context().gcs_address + "\n", encoding="utf-8")
+        yield
+
+
+def _connect(config: Config, directory: RunDirectory, own: contextlib.ExitStack) -> None:
+    """Connect; `own` disconnects, and removes what is only for this cluster."""
     # Ray starts its processes by fork and exec. Lance's threads survive that, because the exec follows at once.
     warnings.filterwarnings("ignore", "lance is not fork-safe", UserWarning)
     address = config.cluster.address
+    own.callback(directory.cluster.unlink, missing_ok=True)
     if address:
         _require_token(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        own.callback(ray.shutdown)
     else:
         actors = config.trainer.ranks + config.workers.count + config.cluster.scoring
         ray.init(
             address="local", num_cpus=max(actors, os.cpu_count() or 1), include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False, logging_level=logging.ERROR,
+            _temp_dir=str(own.enter_context(ray_files(directory))),
         )  # fmt: skip
+        own.callback(ray.shutdown)  # before its files are removed
         address = ray.get_runtime_context().gcs_address
         if (found := address.split(":")[0]) != LOOPBACK:
-            ray.shutdown()
             raise RunError(
                 f"Ray listens on {found} instead of {LOOPBACK}, because it was imported before offbeat set it up; "
                 "import offbeat.run.ray.entry first, or run `offbeat train`"
             )
-    directory.cluster.write_text(ray.get_runtime_context().gcs_address + "\n", encoding="utf-8")
-    try:
-        yield
-    finally:
-        directory.cluster.unlink(missing_ok=True)
-        ray.shutdown()
 
 
 def _require_token(address: str) -> None:

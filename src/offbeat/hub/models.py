@@ -1,17 +1,16 @@
 """Models of the Hugging Face hub: which commit, which files, and where they are on this machine. No torch.
 
-    model_directory("models/mine")                           a directory is returned as it is
+    model_directory("models/mine")                           a directory that passes the gate is returned as it is
     model_directory("Qwen/Qwen2.5-0.5B-Instruct", commit)    its snapshot in the hub's cache, downloaded if needed
     find_model("Qwen/Qwen2.5-0.5B-Instruct").commit          the newest commit; downloads only the small files
 
-    file list ─ refuse code and pickles ─ small files ─ refuse auto_map ─ weights
+    file list ─ refuse code and pickles ─ small files ─ refuse auto_map ─ weights ─ gate
 
 Only *.safetensors, JSON, templates and vocabularies are downloaded. A model that needs its own code, or whose weights
 would have to be unpickled, is refused before its weights are downloaded. The environment variables of huggingface_hub
-apply: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
+apply: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE. Directories pass the same gate (`gate.py`).
 """
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,18 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from offbeat.errors import HubError
+from offbeat.errors import HubError, ModelUnreadable, first_line
+from offbeat.hub.gate import INDEX, PICKLES, SINGLE, check_model, mapped_code, read_object
 
 PREFIX: Final = "hf:"
 """Marks a name as one of the hub, also where a directory of that name exists."""
-INDEX: Final = "model.safetensors.index.json"
-SINGLE: Final = "model.safetensors"
 NEWEST: Final = "main"
 """The branch that a name without a revision means."""
 _NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _SMALL: Final = re.compile(r"[^/]+\.json|[^/]+\.jinja|tokenizer\.model|(merges|vocab)[^/]*\.txt")
-_PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _TIMEOUT: Final = 20.0
 """Seconds for one answer of the hub."""
@@ -75,16 +72,19 @@ def hub_name(path: str) -> str | None:
 
 
 def model_directory(path: str, revision: str | None = None) -> Path:
-    """Return the directory of a model, given its path or hub name. Downloads what is missing. Raises `HubError`.
+    """Return the directory of a model, given its path or hub name. Downloads what is missing.
 
-    A commit that was downloaded before needs no network.
+    Raises `HubError`, or `ModelUnreadable` if the directory does not pass the gate. A commit that was downloaded
+    before needs no network.
 
-    >>> model_directory(".") == Path(".")
-    True
+    >>> model_directory("nowhere")
+    Traceback (most recent call last):
+    offbeat.errors.HubError: 'nowhere' is neither the directory of a model nor the name of one on the hub, owner/name
     """
     if hub_name(path) is None:
         if not Path(path).is_dir():
             raise HubError(f"{path!r} is neither the directory of a model nor the name of one on the hub, owner/name")
+        check_model(Path(path))
         return Path(path)
     model = find_model(path, revision)
     if model.missing_bytes:
@@ -94,6 +94,7 @@ def model_directory(path: str, revision: str | None = None) -> Path:
             raise HubError(
                 f"the download of {model.name} is not complete: {model.missing_bytes} bytes are missing; try again"
             )
+    check_model(model.directory)
     return model.directory
 
 
@@ -166,7 +167,7 @@ def _cached_instead(name: str, revision: str | None, error: Exception) -> HubMod
     if cached := _find_cached(name, revision or NEWEST):
         return cached
     raise HubError(
-        f"the hub cannot be reached ({_first_line(error)}), and {_with_revision(name, revision)} is not downloaded "
+        f"the hub cannot be reached ({first_line(error)}), and {_with_revision(name, revision)} is not downloaded "
         f"yet; connect this machine, or run `hf download {name} --local-dir DIR` on one that is connected, copy DIR "
         "to here, and set model.path to it"
     ) from error
@@ -180,7 +181,7 @@ def _refuse_files(name: str, files: Mapping[str, int]) -> None:
         )
     if any(file.endswith(".safetensors") and "/" not in file for file in files):
         return
-    pickled = sorted(file for file in files if file.endswith(_PICKLES))
+    pickled = sorted(file for file in files if file.endswith(PICKLES))
     why = f"{pickled[0]} would have to be unpickled" if pickled else "there are no *.safetensors"
     raise HubError(
         f"{name} has no weights that offbeat reads: {why}; use a revision with *.safetensors. Nothing was downloaded"
@@ -190,12 +191,15 @@ def _refuse_files(name: str, files: Mapping[str, int]) -> None:
 def _refuse_code_maps(name: str, directory: Path) -> None:
     if not (directory / "config.json").is_file():
         raise HubError(f"{name} has no config.json, so it is not a model of transformers; choose another one")
-    for file in ("config.json", "tokenizer_config.json"):
-        if (directory / file).is_file() and "auto_map" in _read_json(directory / file):
-            raise HubError(
-                f"{name} needs its own code (auto_map in {file}), which offbeat never runs; use a model that is built "
-                "in to transformers. Its weights were not downloaded"
-            )
+    try:
+        files = mapped_code(directory)
+    except ModelUnreadable as error:
+        raise HubError(f"{error}; remove it and try again") from None
+    if files:
+        raise HubError(
+            f"{name} needs its own code (auto_map in {files[0]}), which offbeat never runs; use a model that is built "
+            "in to transformers. Its weights were not downloaded"
+        )
 
 
 def _download(name: str, commit: str, files: Iterable[str]) -> Path:
@@ -249,7 +253,7 @@ def _clear_errors(name: str, revision: str | None) -> Iterator[None]:
         ) from error
     except _network_errors() as error:
         raise HubError(
-            f"the download of {_with_revision(name, revision)} failed ({type(error).__name__}: {_first_line(error)}); "
+            f"the download of {_with_revision(name, revision)} failed ({type(error).__name__}: {first_line(error)}); "
             "run the command again: files that are complete are kept"
         ) from error
 
@@ -266,15 +270,8 @@ def _with_revision(name: str, revision: str | None) -> str:
     return f"{name} ({revision})" if revision else name
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise HubError(f"{file} cannot be read: {error}; remove it and try again") from None
-    if not isinstance(found, dict):
-        raise HubError(f"{file} is not a JSON object; choose another revision of the model")
-    return found
+        return read_object(file)
+    except ModelUnreadable as error:
+        raise HubError(f"{error}; choose another revision of the model, or remove the file and try again") from None

@@ -1,0 +1,106 @@
+"""What a run depends on beside its settings: the data of its task, the source of its rewards, the release of offbeat.
+
+Every checkpoint holds their digests. `resume` refuses to continue if one has changed, because rewards before and after
+would not compare; `--accept-changes` continues, and the run records what changed. No torch.
+"""
+
+import ast
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from offbeat import __version__
+from offbeat.config import Config
+from offbeat.errors import RunError
+from offbeat.run.directory import RunDirectory
+from offbeat.tasks.rewards import Reward
+from offbeat.tasks.task import Task, make
+from offbeat.types import Json
+
+MOST_EXAMPLES: Final = 50_000
+"""Of a longer data set, so many examples are read, evenly spread."""
+_WORDS: Final = {
+    "data": "the data of the task",
+    "rewards": "the source of the reward functions",
+    "offbeat": "the version of offbeat",
+}
+
+
+def digest_inputs(config: Config) -> dict[str, Json]:
+    """Return the digests of a run's inputs as they are now."""
+    task = make(config.task.name, config.task.options)
+    return {"data": _digest_data(task), "rewards": _digest_rewards(task.rewards), "offbeat": __version__}
+
+
+def changed_inputs(before: object, now: Mapping[str, Json]) -> list[str]:
+    """Return what differs, in words. Checkpoints of earlier releases hold no digests, so nothing is known to differ.
+
+    >>> changed_inputs({"data": "12", "offbeat": "0.1.0"}, {"data": "34", "offbeat": "0.2.0"})
+    ['the data of the task', 'the version of offbeat (0.1.0, now 0.2.0)']
+    """
+    if not isinstance(before, Mapping):
+        return []
+    found = []
+    for name, words in _WORDS.items():
+        if name in before and before[name] != now.get(name):
+            versions = f" ({before[name]}, now {now.get(name)})" if name == "offbeat" else ""
+            found.append(words + versions)
+    return found
+
+
+def require_same_inputs(directory: RunDirectory, config: Config) -> None:
+    """Raise `RunError` if an input has changed since the newest checkpoint of a run."""
+    if changed := changed_inputs(_recorded(directory), digest_inputs(config)):
+        raise RunError(
+            f"{' and '.join(changed)} changed since the newest checkpoint of {directory.path}, so results before and "
+            "after would not compare; restore what changed, or continue with `--accept-changes` (in Python: "
+            "accept_changes=True)"
+        )
+
+
+def _recorded(directory: RunDirectory) -> object:
+    """Return the digests in the newest checkpoint; None if there is none, or if it cannot be read."""
+    for manifest in sorted(directory.checkpoints.glob("step-*/manifest.json"), reverse=True):
+        try:
+            return json.loads(manifest.read_text(encoding="utf-8"))["extras"].get("inputs")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # the trainer reports a damaged checkpoint, and uses the one before
+    return None
+
+
+def _digest_data(task: Task) -> str:
+    examples, hasher = task.examples, hashlib.sha256()
+    count = len(examples)
+    hasher.update(f"{count}\n".encode())
+    for place in range(0, count, max(1, -(-count // MOST_EXAMPLES))):
+        one = examples[place]
+        line = json.dumps([one.id, one.record], sort_keys=True, ensure_ascii=True, default=str)
+        hasher.update(line.encode() + b"\n")
+    return hasher.hexdigest()[:32]
+
+
+def _digest_rewards(rewards: tuple[Reward, ...]) -> str:
+    """Digest the modules that define the rewards, without comments and layout, and the options of each reward."""
+    described, modules = [], dict[str, str]()
+    for reward in rewards:
+        function, options = reward.function, dict[str, object]()
+        while isinstance(function, partial):
+            options, function = {**function.keywords, **options}, function.func
+        described.append([reward.name, reward.weight, reward.trl, getattr(function, "__qualname__", ""), repr(options)])
+        module = sys.modules.get(getattr(function, "__module__", ""))
+        if module is not None and not module.__name__.startswith("offbeat."):  # that is the version of offbeat
+            modules[Path(module.__name__).name] = _parsed_source(inspect.getsourcefile(module))
+    return hashlib.sha256(json.dumps([described, modules], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _parsed_source(file: str | None) -> str:
+    """Return the syntax tree of a file as text; empty for a module without Python source."""
+    try:
+        return ast.dump(ast.parse(Path(file or "").read_bytes()))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ""
