@@ -24,6 +24,7 @@ class EventKind(StrEnum):
     STEP = "step"
     WAITING = "waiting"
     PUBLISHED = "published"
+    WEIGHTS_REPAIRED = "weights repaired"
     EVALUATED = "evaluated"
     NO_GRADIENT = "no gradient"
     REFUSED = "refused"
@@ -130,6 +131,17 @@ EVENTS: Final = {
             "how": "anchor or patch",
             "bytes": "what was written",
             "changed": "values that differ from the version before",
+        },
+    ),
+    EventKind.WEIGHTS_REPAIRED: EventSpec(
+        "the weight log had lost the version that the checkpoint serves; its policy was published again as an anchor",
+        "nothing for the run; if you did not remove files yourself, check the disk",
+        trouble=True,
+        fields={
+            "version": "the version that was published",
+            "why": "what was wrong with the weight log",
+            "how": "anchor",
+            "bytes": "what was written",
         },
     ),
     EventKind.EVALUATED: EventSpec(

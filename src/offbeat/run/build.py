@@ -44,7 +44,7 @@ from offbeat.run.fleet import Fleet, Member
 from offbeat.run.health import Health
 from offbeat.run.journal import Journal, Stopwatch
 from offbeat.run.loop import Loop
-from offbeat.run.protocols import Learner, RunPlan
+from offbeat.run.protocols import REPAIRED, Learner, RunPlan
 from offbeat.seeds import derive
 from offbeat.tasks.split import for_evaluation, hold_out
 from offbeat.tasks.task import Task, make, prompt_at
@@ -180,6 +180,8 @@ def make_loop(
         # Checkpoints of earlier releases have no state of evaluations, and were saved after one that was due.
         schedule.restore(cast(dict[str, Json], saved.get("evaluation") or {"evaluated": published, "due": False}))
         journal.write(EventKind.RESUMED, learner.step)
+        if REPAIRED in saved:
+            journal.write(EventKind.WEIGHTS_REPAIRED, learner.step, **cast(dict[str, Json], saved[REPAIRED]))
     admission = _admission(config)
     desk = Desk(leases, admission, clock)
     names = [] if config.run.mode == "offline" else [f"worker {i}" for i in range(config.workers.count)]
