@@ -8,7 +8,7 @@ from enum import StrEnum
 class Remedy(StrEnum):
     """Who repairs a damage."""
 
-    PERSON = "cannot be repaired"
+    PERSON = "`offbeat fsck` cannot repair it"
     FSCK = "`offbeat fsck --repair` repairs it"
     RESUME = "the next `offbeat resume` repairs it"
 
