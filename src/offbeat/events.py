@@ -26,6 +26,7 @@ class EventKind(StrEnum):
     WAITING = "waiting"
     LEFT_OUT = "prompts left out"
     PUBLISHED = "published"
+    WEIGHTS_REPAIRED = "weights repaired"
     EVALUATED = "evaluated"
     NO_GRADIENT = "no gradient"
     REFUSED = "refused"
@@ -144,6 +145,17 @@ EVENTS: Final = {
             "how": "anchor or patch",
             "bytes": "what was written",
             "changed": "values that differ from the version before",
+        },
+    ),
+    EventKind.WEIGHTS_REPAIRED: EventSpec(
+        "the weight log had lost the version that the checkpoint serves; its policy was published again as an anchor",
+        "nothing for the run; if you did not remove files yourself, check the disk",
+        trouble=True,
+        fields={
+            "version": "the version that was published",
+            "why": "what was wrong with the weight log",
+            "how": "anchor",
+            "bytes": "what was written",
         },
     ),
     EventKind.EVALUATED: EventSpec(

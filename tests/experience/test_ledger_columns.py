@@ -1,5 +1,6 @@
 """The log keeps drift, effective sample size and updates of every trained event, also in a log of an earlier one."""
 
+import shutil
 from pathlib import Path
 
 import lance
@@ -35,6 +36,8 @@ def test_a_log_of_an_earlier_version_gets_the_columns_when_it_is_opened(tmp_path
     older = pa.schema([field for field in EVENTS if field.name not in later])
     row = {"group_id": "g0", "event": "trained", "step": 1, "cause": "", "by": "trainer", "at": 0.0}
     table = pa.Table.from_pylist([row], schema=older)
+    with ExperienceLog.open(tmp_path):
+        shutil.rmtree(tmp_path / "events.lance")
     lance.write_dataset(table, str(tmp_path / "events.lance"), enable_stable_row_ids=True)
     with ExperienceLog.open(tmp_path) as log:
         log.append([make_group(0)])

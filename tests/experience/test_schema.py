@@ -84,6 +84,6 @@ def _small(number: int) -> Group:
 
 
 def test_a_log_with_other_columns_is_refused(tmp_path: Path) -> None:
-    Table(f"{tmp_path}/events.lance", pa.schema([pa.field("name", pa.string())]))
+    Table(f"{tmp_path}/groups.lance", pa.schema([pa.field("name", pa.string())]))
     with pytest.raises(LogReadError, match="does not have the columns"):
         ExperienceLog.open(tmp_path)

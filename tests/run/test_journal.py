@@ -24,6 +24,12 @@ def test_a_crash_that_cuts_a_line_short_loses_only_that_line(tmp_path: Path) -> 
     assert next(read(path))["metrics"] == {"loss": None}
 
 
+def test_a_line_that_is_json_and_no_event_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"step": 1, "kind": "step"}\n5\n[]\n{"step": 2, "kind": "step"}\n')
+    assert [event["step"] for event in read(path)] == [1, 2]
+
+
 @given(st.lists(st.tuples(st.sampled_from(Phase), st.floats(0, 10), st.floats(0, 10))))
 def test_phases_sum_to_wall_time(spans: list[tuple[Phase, float, float]]) -> None:
     now = [0.0]

@@ -14,6 +14,7 @@ from offbeat.cli.eval_ import eval_
 from offbeat.cli.explain import explain, objectives
 from offbeat.cli.export import export
 from offbeat.cli.feedback import feedback
+from offbeat.cli.fsck import fsck
 from offbeat.cli.import_ import import_
 from offbeat.cli.init import init
 from offbeat.cli.log import log
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _START = (quickstart, init, check, doctor, objectives, explain)
-_WORK = (import_, feedback, eval_, score, train, resume, export, report, view, worker)
+_WORK = (import_, feedback, eval_, score, train, resume, export, report, view, fsck, worker)
 for command in _START + _WORK:  # in the order of `offbeat --help`
     app.command(command.__name__.rstrip("_"))(interruptible(command))
 app.add_typer(log, name="log")

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Final, Generic, TypeVar
 
 from offbeat.errors import LogWriteError
-from offbeat.experience.lance_table import LANCE_ERRORS, Table
+from offbeat.experience.lance_table import Table, is_lance_error
 from offbeat.experience.schema import Tables
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ MAX_QUEUED: Final = 64
 """Submissions that may wait for the commit in progress. The next one blocks, so memory stays bounded."""
 DEADLINE: Final = 600.0
 """Seconds after which waiting for a commit is an error."""
-TIERS: Final = (1_024, 8_192, 65_536, 524_288)
+TIERS: Final = (64, 512, 4_096, 32_768, 262_144)
 """Rows of a fragment at each tier."""
 CROWDED: Final = 16
 """Number of fragments smaller than a tier from which merging them is worthwhile."""
@@ -185,7 +185,9 @@ class Maintenance:
             for table in self._tables:
                 try:
                     tidy(table, keep=self._keep)
-                except LANCE_ERRORS as error:
+                except BaseException as error:
+                    if not is_lance_error(error):
+                        raise
                     self.failures += 1
                     _log.warning("could not compact %s, retrying in %g s: %s", table.uri, self._every, error)
 

@@ -76,10 +76,8 @@ class IndexFiles:
         return [self._reader.index_since(None, until)[0]]
 
     def _read(self, path: Path, until: Snapshot) -> tuple[Columns, Snapshot]:
-        signed = memoryview(path.read_bytes())
-        if xxhash.xxh3_64_digest(signed[8:]) != signed[:8]:
-            raise ValueError("it is damaged")
-        with np.load(io.BytesIO(signed[8:]), allow_pickle=False) as file:
+        content = _content(path)
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = dict(file)
         cursor = Snapshot(*arrays["cursor"].tolist())
         if any(then > now for then, now in zip(astuple(cursor), astuple(until), strict=True)):
@@ -92,6 +90,24 @@ class IndexFiles:
     def _files(self) -> list[Path]:
         """The files, the newest first."""
         return sorted(self._place.glob(f"[0-9]*{SUFFIX}"), reverse=True)
+
+
+def damaged_files(place: Path) -> list[Path]:
+    """Return the index files in a directory that do not match their hash."""
+    damaged = []
+    for path in sorted(place.glob(f"*{SUFFIX}")):
+        try:
+            _content(path)
+        except (OSError, ValueError):
+            damaged.append(path)
+    return damaged
+
+
+def _content(path: Path) -> memoryview:
+    signed = memoryview(path.read_bytes())
+    if xxhash.xxh3_64_digest(signed[8:]) != signed[:8]:
+        raise ValueError("it is damaged")
+    return signed[8:]
 
 
 def _groups_of(path: Path) -> int:

@@ -14,8 +14,10 @@ Failing storage. Lance may commit a file although a write to it failed (seen wit
 size of each local data file is checked before the commit.
 """
 
-import json
+import functools
+import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -25,31 +27,61 @@ import lance
 import numpy as np
 import pyarrow as pa
 from lance.fragment import FragmentMetadata, write_fragments
-from lance.optimize import Compaction
 from numpy.typing import NDArray
 
 from offbeat.errors import LogReadError, LogWriteError
+from offbeat.experience.compaction import batch_rows, plan, row_ranges, without_versions, write_merged
 from offbeat.storage.files import fsync_paths, local_path
 
 TAKE_ROWS: Final = 4_096
 """Up to so many rows are read by id. A scan looks at every row of the table, so it costs more the longer the log is."""
 COMMIT_RETRIES: Final = 64
 """Commits that may be lost to other writers before an append fails. Each loss means another writer made progress."""
+MOST_VERSIONS: Final = 1_024
+"""Versions that clean-up leaves, if they are older than `SHORTEST_KEEP`."""
+SHORTEST_KEEP: Final = timedelta(seconds=20)
+CACHE_BYTES: Final = 64 << 20
+"""Of Lance's metadata, and again as much of its indexes, for all tables of a process."""
 
+_RewriteGroup = lance.LanceOperation.RewriteGroup
 LANCE_ERRORS = (OSError, ValueError, RuntimeError)
 """What Lance raises for I/O errors, conflicts and missing files."""
 
 
-def exists(uri: str) -> bool:
-    """Return True if there is a table at `uri`. Checking never creates one."""
+def is_lance_error(error: BaseException) -> bool:
+    """Return True for what Lance raises for damaged files. Its decoder panics, and a panic is no `Exception`."""
+    return isinstance(error, (*LANCE_ERRORS, LogReadError)) or type(error).__name__ == "PanicException"
+
+
+@functools.lru_cache(maxsize=1)
+def _session(process: int) -> lance.Session:
+    """Return the caches that all tables of a process share. Without one, every handle may fill a gigabyte of its own.
+
+    A process that was forked gets new ones.
+    """
+    return lance.Session(index_cache_size_bytes=CACHE_BYTES, metadata_cache_size_bytes=CACHE_BYTES)
+
+
+def exists(uri: str, storage_options: Mapping[str, str] | None = None) -> bool:
+    """Return True if there is a table at `uri`, readable or not. Checking never creates one."""
     path = local_path(uri)
-    if path is not None:
-        return path.exists()
+    if path is not None:  # a creation that was killed leaves directories without files
+        return any((path / "_versions").glob("*.manifest")) or any((path / "data").glob("*"))
+    return written_versions(uri, storage_options) > 0
+
+
+def written_versions(uri: str, storage_options: Mapping[str, str] | None = None) -> int:
+    """Return the newest version of a table: 1 if nothing was ever added to it, 0 if it cannot be opened."""
+    options = dict(storage_options) if storage_options else None
     try:
-        lance.dataset(uri)
+        return int(lance.dataset(uri, storage_options=options, session=_session(os.getpid())).version)
     except LANCE_ERRORS:
-        return False
-    return True
+        return 0
+
+
+def is_torn(manifest: Path) -> bool:
+    """Return True if a manifest does not end as Lance ends every one."""
+    return manifest.read_bytes()[-4:] != b"LANC"
 
 
 def set_aside_torn_manifests(table: Path) -> list[Path]:
@@ -60,7 +92,7 @@ def set_aside_torn_manifests(table: Path) -> list[Path]:
     """
     torn: list[Path] = []
     for manifest in sorted((table / "_versions").glob("*.manifest")):  # newest first: names count down
-        if manifest.read_bytes()[-4:] == b"LANC":
+        if not is_torn(manifest):
             break
         torn.append(manifest.rename(manifest.with_suffix(".torn")))
     return torn
@@ -84,6 +116,7 @@ class Table:
         self._options = dict(storage_options) if storage_options else None
         self._path = local_path(uri)
         self._refreshing = threading.Lock()
+        self._committing = threading.Lock()  # the threads of a process take turns, so that none of them starves
         if self._path is not None:
             set_aside_torn_manifests(self._path)
         self._dataset = self._open_or_create(schema, create)
@@ -115,11 +148,18 @@ class Table:
         except LANCE_ERRORS as error:
             if "not found" not in str(error).lower():
                 raise LogReadError(f"cannot open {self.uri}: {error}") from error
+            if exists(self.uri, self._options):  # a new table would hide what is left of this one
+                return self._open_existing()
             if not create:
                 raise LogReadError(f"there is no experience log here: {self.uri} is missing") from error
         try:
             dataset = lance.write_dataset(
-                schema.empty_table(), self.uri, schema, storage_options=self._options, enable_stable_row_ids=True
+                schema.empty_table(),
+                self.uri,
+                schema,
+                storage_options=self._options,
+                enable_stable_row_ids=True,
+                session=_session(os.getpid()),
             )
         except LANCE_ERRORS as refused:
             try:  # another process may have created it at the same time
@@ -132,15 +172,25 @@ class Table:
             fsync_paths(manifest, manifest.parent, self._path, self._path.parent)
         return dataset
 
+    def _open_existing(self) -> lance.LanceDataset:
+        """Open a table that was not found and is there: another process has just created it, or it is damaged."""
+        try:
+            return self._open()
+        except LANCE_ERRORS as error:
+            raise LogReadError(
+                f"{self.uri} is damaged: none of its versions can be read. Restore its directory `_versions` from a "
+                "copy, or start a new run"
+            ) from error
+
     def _open(self) -> lance.LanceDataset:
-        return lance.dataset(self.uri, storage_options=self._options)
+        return lance.dataset(self.uri, storage_options=self._options, session=_session(os.getpid()))
 
     def append(self, rows: pa.Table) -> None:
         """Add all rows or none. When this returns, they are committed and on disk."""
         base = self.refresh()
         try:
             fragments = write_fragments(rows, base, mode="append", storage_options=self._options)
-            committed = self._commit(base, fragments)
+            committed = self._commit(base, lance.LanceOperation.Append(fragments), fragments)
         except LANCE_ERRORS as error:
             raise LogWriteError(
                 f"{rows.num_rows} rows were not added to {self.uri}: {error}. Everything acknowledged before is safe; "
@@ -148,15 +198,18 @@ class Table:
             ) from error
         self._adopt(committed)
 
-    def _commit(self, base: lance.LanceDataset, fragments: list[FragmentMetadata]) -> lance.LanceDataset:
-        self._force_data((file.path, file.file_size_bytes) for fragment in fragments for file in fragment.files)
-        committed = lance.LanceDataset.commit(
-            base,
-            lance.LanceOperation.Append(fragments),
-            read_version=base.version,
-            storage_options=self._options,
-            max_retries=COMMIT_RETRIES,
-        )
+    def _commit(
+        self, base: lance.LanceDataset, operation: lance.LanceOperation.BaseOperation, written: list[FragmentMetadata]
+    ) -> lance.LanceDataset:
+        self._force_data((file.path, file.file_size_bytes) for fragment in written for file in fragment.files)
+        with self._committing:
+            committed = lance.LanceDataset.commit(
+                base,
+                operation,
+                read_version=base.version,
+                storage_options=self._options,
+                max_retries=COMMIT_RETRIES,
+            )
         self._force_manifest(committed.version)
         return committed
 
@@ -224,38 +277,51 @@ class Table:
     def _read(self, read: Callable[[lance.LanceDataset], pa.Table]) -> pa.Table:
         try:
             return read(self._dataset)
-        except LANCE_ERRORS:  # the handle is outdated: too few rows, or files that clean-up has removed
-            pass
+        except BaseException as error:  # the handle is outdated: too few rows, or files that clean-up has removed
+            if not is_lance_error(error):
+                raise
         try:
             return read(self.refresh())
-        except LANCE_ERRORS as error:
-            raise LogReadError(f"cannot read {self.uri}: {error}") from error
+        except BaseException as error:
+            if not is_lance_error(error):
+                raise
+            raise LogReadError(f"cannot read {self.uri}: {error}. `offbeat fsck` says what is damaged") from error
 
     def compact(self, target_rows: int) -> int:
         """Merge adjacent fragments into ones of about `target_rows`. Return by how many fragments the table shrank.
 
-        Runs beside appends and reads. If another process compacts at the same time, one of the two fails.
+        Runs beside appends and reads: an append only delays it, and only appends through this object wait for its
+        commit. If another process compacts at the same time, one of the two fails.
         """
         # A separate handle: the commit changes it in place, and Lance panics if another thread reads through it.
         dataset = self._open()
-        plan = Compaction.plan(dataset, {"target_rows_per_fragment": target_rows, "batch_size": _batch_size(dataset)})
-        results = [task.execute(dataset) for task in plan.tasks]
-        if not results:
+        ranges = row_ranges(dataset)
+        rows_at_once = batch_rows(ranges)
+        merges = plan(ranges, target_rows)
+        written = [write_merged(dataset, merged, rows_at_once) for merged in merges]
+        groups = [_RewriteGroup(one.fragments, new) for one, new in zip(merges, written, strict=True)]
+        merged_ids = {fragment.id for one in merges for fragment in one.fragments}
+        others = [fragment for one in ranges for fragment in one.fragments if fragment.id not in merged_ids]
+        groups += [_RewriteGroup([one], [shorter]) for one in others if (shorter := without_versions(one))]
+        if not groups:
             return 0
-        # Only the JSON is right: the attribute new_fragments of pylance 14 lists the original fragments.
-        merged = [json.loads(result.json())["new_fragments"] for result in results]
-        files = [file for fragments in merged for fragment in fragments for file in fragment["files"]]
-        self._force_data((file["path"], file["file_size_bytes"]) for file in files)
-        metrics = Compaction.commit(dataset, results)
-        self._force_manifest(self.refresh().version)
-        return int(metrics.fragments_removed - metrics.fragments_added)
+        self._commit(dataset, lance.LanceOperation.Rewrite(groups, []), [one for new in written for one in new])
+        return sum(len(list(group.old_fragments)) - len(list(group.new_fragments)) for group in groups)
 
     def fragment_sizes(self) -> list[int]:
         """Return the number of rows in each fragment."""
-        return [fragment.count_rows() for fragment in self.refresh().get_fragments()]
+        return [fragment.metadata.num_rows for fragment in self.refresh().get_fragments()]
 
     def clean(self, older_than: timedelta) -> None:
-        """Remove manifests and data files that no version younger than `older_than` needs."""
+        """Remove manifests and data files that no version younger than `older_than` needs.
+
+        If there are more than `MOST_VERSIONS`, younger ones go too: each is a manifest that every clean-up reads.
+        """
+        if self._path is not None:
+            manifests = sorted((self._path / "_versions").glob("*.manifest"))  # newest first: names count down
+            if len(manifests) > MOST_VERSIONS:
+                age = timedelta(seconds=time.time() - manifests[MOST_VERSIONS].stat().st_mtime)
+                older_than = min(older_than, max(age, SHORTEST_KEEP))
         self.refresh().cleanup_old_versions(older_than=older_than)
 
 
@@ -264,10 +330,3 @@ def _take(dataset: lance.LanceDataset, rows: NDArray[np.int64], columns: list[st
     if found.num_rows != len(rows):
         raise ValueError(f"{len(rows) - found.num_rows} of {len(rows)} rows are missing")
     return found
-
-
-def _batch_size(dataset: lance.LanceDataset) -> int:
-    """Return how many rows to hold in memory while compacting: about 64 MiB, however long the completions are."""
-    sizes = [file.file_size_bytes or 0 for f in dataset.get_fragments() for file in f.metadata.files]
-    per_row = sum(sizes) / max(1, dataset.count_rows())
-    return int(min(8192, max(1, (64 << 20) // max(1.0, per_row))))

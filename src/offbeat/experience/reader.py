@@ -115,10 +115,18 @@ class LogReader:
     def _groups(self, rows: Ints, now: Snapshot) -> list[Group]:
         if not len(rows):
             return []
-        groups = groups_from(self.tables.groups.take(rows, READ))
+        groups = self._parse(self.tables.groups.take(rows, READ))
         groups = groups if self.own_run is None else [self.own_run.view(group) for group in groups]
         late = self._scores.late(rows, now)
         return [merge(group, late[i]) if i in late else group for i, group in enumerate(groups)]
+
+    def _parse(self, stored: pa.Table) -> list[Group]:
+        try:
+            return groups_from(stored)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise LogReadError(
+                f"a group in {self.tables.groups.uri} is damaged: {error}. `offbeat fsck` counts them"
+            ) from error
 
     def score_cards(self, group_ids: Sequence[str]) -> list[ScoreCard | None]:
         """Return the scores of each group as they are now, None for a group that is not in the log."""
@@ -247,7 +255,7 @@ class LogReader:
         columns = ["group_id", "event", "step", "cause", "by", "drift", "ess", "updates", "run"]
         recorded = self.tables.events.scan(0, now.events, columns)
         events: Iterable[LedgerEvent] = (
-            LedgerEvent(group, LedgerEventKind(event), *fields)
+            LedgerEvent(group, _event_kind(event), *fields)
             for group, event, *fields in zip(*(recorded[c].to_pylist() for c in columns), strict=True)
         )
         refusals = self.tables.quarantine.scan(0, now.quarantine, ["group_id", "reason"], "kind = 'group'")
@@ -289,9 +297,17 @@ class LogReader:
         found: list[str] = []
         for start in range(0, now.groups, 256):
             stored = self.tables.groups.take(np.arange(start, min(start + 256, now.groups)), [*READ, "digest"])
-            pairs = zip(groups_from(stored), stored["digest"].to_pylist(), strict=True)
-            found += [group.id for group, written in pairs if digest(group) != written]
+            found += self._damaged(stored)
         return found
+
+    def _damaged(self, stored: pa.Table) -> list[str]:
+        try:
+            pairs = zip(self._parse(stored), stored["digest"].to_pylist(), strict=True)
+            return [group.id for group, written in pairs if digest(group) != written]
+        except LogReadError:  # find the row that cannot even be parsed
+            if stored.num_rows == 1:
+                return [str(stored["group_id"][0].as_py())]
+            return [name for at in range(stored.num_rows) for name in self._damaged(stored.slice(at, 1))]
 
     def stats(self) -> LogStats:
         """Count what is in the log now, including late scores."""
@@ -311,6 +327,15 @@ def _prompt_keys(summary: pa.Table) -> NDArray[np.uint64]:
     keys = np.array([prompt_key(*name.split("\0", 1)) for name in names.dictionary.to_pylist()], np.uint64)
     found: NDArray[np.uint64] = keys[names.indices.to_numpy()]
     return found
+
+
+def _event_kind(name: str) -> LedgerEventKind:
+    try:
+        return LedgerEventKind(name)
+    except ValueError:
+        raise LogReadError(
+            f"the ledger has an event {name!r}, which does not exist: its table is damaged, or of a later version"
+        ) from None
 
 
 def _ints(column: pa.ChunkedArray) -> Ints:

@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from offbeat.experience.lance_table import Table
+from offbeat.errors import LogReadError
+from offbeat.experience.lance_table import Table, exists, written_versions
 from offbeat.types import UNKNOWN, Group, Score, Unscorable
 
 SCHEMA_VERSION: Final = 1
@@ -104,6 +105,10 @@ QUARANTINE: Final = pa.schema(
     ]
 )
 """What validation refused, and why."""
+
+
+SCHEMAS: Final = {"groups": GROUPS, "scores": SCORES, "events": EVENTS, "quarantine": QUARANTINE}
+"""The tables of a log by name, in the order in which they are created."""
 
 
 def canonical(value: object) -> str:
@@ -209,11 +214,19 @@ class Tables:
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str] | None = None, *, create: bool = True) -> "Tables":
-        """Open the tables under a URI. A missing table is created, or an error if `create` is False."""
+        """Open the tables under a URI. A new log is created, or an error if `create` is False.
+
+        A log that has lost some of its tables is always an error: an empty table would hide the loss.
+        """
         root = uri.rstrip("/")
-        schemas = {"groups": GROUPS, "scores": SCORES, "events": EVENTS, "quarantine": QUARANTINE}
+        if lost := lost_tables(root, storage_options):
+            raise LogReadError(
+                f"the experience log {root} has lost {' and '.join(lost)}, although its other tables are there. Restore"
+                f" {'it' if len(lost) == 1 else 'them'} from a copy, or start a new run; `offbeat fsck` lists what is"
+                " whole"
+            )
         return cls(
-            *(Table(f"{root}/{name}.lance", schema, storage_options, create=create) for name, schema in schemas.items())
+            *(Table(f"{root}/{name}.lance", schema, storage_options, create=create) for name, schema in SCHEMAS.items())
         )
 
     def snapshot(self) -> Snapshot:
@@ -223,3 +236,22 @@ class Tables:
         """
         quarantine, events, scores = self.quarantine.rows(), self.events.rows(), self.scores.rows()
         return Snapshot(groups=self.groups.rows(), scores=scores, events=events, quarantine=quarantine)
+
+
+def lost_tables(root: str, storage_options: Mapping[str, str] | None = None) -> list[str]:
+    """Return the file names of the tables that a log once had and that are gone.
+
+    >>> lost_tables("no/such/log")
+    []
+    """
+    uris = {name: f"{root}/{name}.lance" for name in SCHEMAS}
+    there = [name for name, table in uris.items() if exists(table, storage_options)]
+    missing = [name for name in SCHEMAS if name not in there]
+    # Tables are created in this order, and nothing is added before all exist: a first start may have been killed.
+    if not there or not missing:
+        return []
+    unfinished = there == list(SCHEMAS)[: len(there)]
+    if unfinished and all(written_versions(uris[name], storage_options) == 1 for name in there):
+        return []
+    # Another process may have created the log since the first look.
+    return [f"{name}.lance" for name in missing if not exists(uris[name], storage_options)]

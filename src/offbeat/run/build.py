@@ -45,7 +45,7 @@ from offbeat.run.fleet import Fleet, Member
 from offbeat.run.health import Health
 from offbeat.run.journal import Journal, Stopwatch
 from offbeat.run.loop import Loop
-from offbeat.run.protocols import Learner, RunPlan
+from offbeat.run.protocols import REPAIRED, Learner, RunPlan
 from offbeat.seeds import derive
 from offbeat.tasks.split import for_evaluation, hold_out
 from offbeat.tasks.task import Task, make
@@ -187,6 +187,8 @@ def make_loop(
         journal.write(EventKind.RESUMED, learner.step)
         if changed := saved.get("changed"):
             journal.write(EventKind.CHANGED, learner.step, what=changed)
+        if REPAIRED in saved:
+            journal.write(EventKind.WEIGHTS_REPAIRED, learner.step, **cast(dict[str, Json], saved[REPAIRED]))
     admission = _admission(config)
     desk = Desk(leases, admission, clock)
     names = [] if config.run.mode == "offline" else [f"worker {i}" for i in range(config.workers.count)]

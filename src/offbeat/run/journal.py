@@ -158,13 +158,15 @@ class MemoryJournal:
 
 
 def read(path: Path) -> Iterator[dict[str, Json]]:
-    """Yield the events of a journal, also while a run writes it."""
+    """Yield the events of a journal, also while a run writes it. Lines that are no events are skipped."""
     with path.open("rb") as lines:
         for line in lines:
             try:
-                yield json.loads(line)
+                event = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(event, dict):
+                yield event
 
 
 def _finite(value: Json) -> Json:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +19,9 @@ from offbeat.errors import RunError
 from offbeat.run.build import make_trainer
 from offbeat.run.directory import RunDirectory
 from offbeat.run.earlier import translate_state
+from offbeat.run.evidence import PublishEvidence
 from offbeat.run.inputs import changed_inputs, digest_inputs
+from offbeat.run.protocols import REPAIRED
 from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, prompt_at
@@ -32,10 +34,13 @@ from offbeat.trainer.trainer import RefusedBatch, Trained, Trainer
 from offbeat.types import Group, Json, StepContext
 from offbeat.weights.probe import LENGTH as PROBE_LENGTH
 from offbeat.weights.probe import Probe, Sequences, probe_sequences
-from offbeat.weights.publisher import WeightLog
+from offbeat.weights.publisher import State, WeightLog
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+PUBLISHED_STATE: Final = "published_state"
+"""The extra of a checkpoint that holds the digest of the published version's weights."""
 
 
 def fixed_settings(config: Config) -> Json:
@@ -52,6 +57,11 @@ def fixed_settings(config: Config) -> Json:
 def recorded_settings(recorded: Json) -> Json:
     """Return the fixed settings of a checkpoint, which an earlier version may have saved, in today's settings."""
     return fixed_settings(examine(translate(cast("dict[str, Any]", recorded))).config)
+
+
+def _exhaust(state: State) -> int:
+    """Take part in gathering every tensor, and return their number."""
+    return sum(1 for _ in state)
 
 
 @dataclass
@@ -98,16 +108,64 @@ class RankLearner:
         return cls(config, trainer, weights, checkpoints, sequences, inputs)
 
     def restore(self) -> dict[str, Json] | None:
-        """Go to the newest checkpoint, if there is one; return its step, the loop's state in it, and changed inputs."""
+        """Go to the newest checkpoint, if there is one; return its step, the loop's state, and changed inputs.
+
+        If workers could not load the version that the checkpoint serves, its policy is published again; see `_repair`.
+        """
         checkpoint = self.checkpoints.newest()
+        published = -1 if checkpoint is None else cast(int, checkpoint.manifest.extras["published"])
         if self.weights is not None:  # versions after the checkpoint are published again; without one, all are
-            self.weights.rewind(-1 if checkpoint is None else cast(int, checkpoint.manifest.extras["published"]))
+            self.weights.rewind(published)
         if checkpoint is None:
             return None
-        checkpoint.restore(self.trainer)
         changed = changed_inputs(checkpoint.manifest.extras.get("inputs"), self.inputs) if self.inputs else []
         state = translate_state(checkpoint.step, checkpoint.manifest.extras)
-        return {"step": checkpoint.step, **state, "changed": [*changed]}
+        problem = self._weight_problem(published, cast(str | None, state.pop(PUBLISHED_STATE, None)))
+        self._calibrate_if_lost(bool(problem))  # now: the model is still the one that the run began with
+        checkpoint.restore(self.trainer)
+        repaired = self._repair(problem, state) if self._any_rank(bool(problem)) else {}
+        return {"step": checkpoint.step, **state, "changed": [*changed], **repaired}
+
+    def _weight_problem(self, published: int, state: str | None) -> str:
+        """Return why workers could not load the published version; empty if they can, and on other ranks than 0.
+
+        `state` is the digest of its weights; None in a checkpoint of an earlier release.
+        """
+        if self.weights is None:
+            return ""
+        if state is not None and self.weights.state_of(published) not in (None, state):
+            self.weights.rewind(-1)
+            return f"version {published} has other weights than this run published: the weight log is of another run"
+        return self.weights.find_problem(published) or ""
+
+    def _calibrate_if_lost(self, damaged: bool) -> None:
+        """Write the probe of version 0 again if it is lost or damaged, or if it may be that of another run."""
+        probe = None if self.weights is None else self.weights.calibration
+        lost = self.weights is not None and (damaged or probe is None or probe.sequences != self.sequences)
+        if not self._any_rank(lost):
+            return
+        state, probe = self._served()
+        if self.weights is None:
+            _exhaust(state)
+        else:
+            self.weights.calibrate(state, probe)
+
+    def _repair(self, problem: str, state: Mapping[str, Json]) -> dict[str, Json]:
+        """Publish the policy of the checkpoint as an anchor; return the changed part of the loop's state.
+
+        The checkpoint may be some steps after the version that was lost, so the number of the new one is its step.
+        """
+        if self.weights is not None:
+            self.weights.remove_damaged()
+        step = self.trainer.step
+        details = self.publish(step)
+        evidence = PublishEvidence.restore(cast(dict[str, Json], state["evidence"]))
+        evidence.published()
+        repaired: Json = {"version": step, "why": problem, "how": details.get("how"), "bytes": details.get("bytes")}
+        return {"published": step, "evidence": evidence.state(), REPAIRED: repaired}
+
+    def _any_rank(self, condition: bool) -> bool:
+        return bool(float(self.trainer.ranks.sum(torch.tensor([float(condition)]))))
 
     def estimate(self) -> dict[str, Json]:
         """Estimate the memory of a step, and compute the largest micro-batch once, before the first step."""
@@ -129,16 +187,20 @@ class RankLearner:
 
     def publish(self, version: int) -> dict[str, Json]:
         """Publish the current policy; rank 0 returns fields for the `published` event."""
+        state, probe = self._served()
+        if self.weights is None:
+            return {"gathered": _exhaust(state)}
+        done = self.weights.publish(version, state, probe)
+        return {"how": done.kind, "bytes": done.bytes, "changed": done.changed}
+
+    def _served(self) -> tuple[State, Probe]:
+        """Return the weights that workers serve, and their probe. All ranks must iterate the weights."""
         policy_model, serve = self.trainer.policy_model, getattr(torch, self.config.model.serve)
         # A trainer that computes in 16 bits has rounded its weights already.
         rounded = as_served(policy_model, serve) if self.config.model.compute == "float32" else nullcontext()
         with rounded:
             logprobs = sequence_logprobs(policy_model, self.sequences)
-        state = serving_state(policy_model, serve)
-        if self.weights is None:
-            return {"gathered": sum(1 for _ in state)}
-        done = self.weights.publish(version, state, Probe(self.sequences, logprobs))
-        return {"how": done.kind, "bytes": done.bytes, "changed": done.changed}
+        return serving_state(policy_model, serve), Probe(self.sequences, logprobs)
 
     def save(self, state: Mapping[str, Json]) -> None:
         """Start to write a checkpoint while training continues; `train` raises if that failed."""
@@ -146,6 +208,7 @@ class RankLearner:
         # A run that resumes from this checkpoint serves this version again, so the weight log must keep it.
         if self.weights is not None:
             self.weights.pin(published, by=f"step {step}")
+            state = {**state, PUBLISHED_STATE: self.weights.state_of(published)}
         self.checkpoints.save(self.trainer, {**state, "inputs": {**self.inputs}})
         self._pins[step] = published
         kept = self.config.trainer.keep + 1  # the one being written included

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from offbeat.experience.index import Columns
 from offbeat.experience.ledger import Ledger, LedgerEvent
@@ -10,6 +10,9 @@ from offbeat.experience.sampler import Draw
 from offbeat.experience.schema import Snapshot
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import Group, Json, Score, StepContext
+
+REPAIRED: Final = "repaired"
+"""The entry of a restored state with the fields of a `weights repaired` event; not in a checkpoint."""
 
 
 @dataclass(frozen=True)

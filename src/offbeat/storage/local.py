@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from offbeat.errors import AnotherPublisher
+from offbeat.errors import AnotherPublisher, WeightLogError
 from offbeat.storage.files import FileLock, LockHeld, fsync_paths, write_atomically
 from offbeat.storage.store import Claim, StoredFile, Writer
 
@@ -47,6 +47,7 @@ class LocalStore:
     @contextmanager
     def create(self, name: str) -> Iterator[Writer]:
         path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         writer = _LocalWriter(path)
         try:
             yield writer
@@ -66,14 +67,19 @@ class LocalStore:
         for name in names:
             path = self._root / name
             with suppress(FileNotFoundError):
-                path.unlink()
+                path.rmdir() if path.is_dir() else path.unlink()  # an empty directory may have replaced a file
                 folders.add(path.parent)
         fsync_paths(*folders)
 
     def claim(self) -> Claim:
-        for folder in FOLDERS:
-            (self._root / folder).mkdir(parents=True, exist_ok=True)
-        claim = _LocalClaim(self._root / _LOCK)
+        try:
+            for folder in FOLDERS:
+                (self._root / folder).mkdir(parents=True, exist_ok=True)
+            claim = _LocalClaim(self._root / _LOCK)
+        except OSError as error:
+            raise WeightLogError(
+                f"{self._root} cannot be used as a weight log: {error}. Move it away, or make it writable"
+            ) from error
         for part in (self._root / "versions").glob(".*"):  # a killed publisher had not renamed them yet
             part.unlink(missing_ok=True)
         fsync_paths(self._root, self._root.absolute().parent)

@@ -71,6 +71,8 @@ class Checkpoint:
             content = (folder / MANIFEST).read_bytes()
         except FileNotFoundError:
             raise CheckpointDamaged(f"{folder} has no {MANIFEST}: not a checkpoint, or not finished") from None
+        except OSError as error:
+            raise CheckpointDamaged(f"{folder / MANIFEST} cannot be read ({error.strerror})") from None
         manifest = CheckpointManifest.parse(content, str(folder / MANIFEST))
         for name, entry in manifest.tensors.items():
             manifest.find(name, 0, entry.shape[0] if entry.shape else 1)
@@ -277,14 +279,20 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def _steps(self, *, finished: bool) -> list[int]:
         """Return the steps whose directory has a manifest (or has none), in order."""
-        folders = [path for path in self._directory.glob(f"{_STEP}*") if (path / MANIFEST).exists() == finished]
-        return sorted(int(path.name.removeprefix(_STEP)) for path in folders)
+        folders = saved_folders(self._directory, finished=finished)
+        return [int(path.name.removeprefix(_STEP)) for path in folders]
 
     def _folder(self, step: int) -> Path:
         return self._directory / f"{_STEP}{step:010}"
 
     def _barrier(self) -> None:
         self._ranks.sum(torch.zeros(1))
+
+
+def saved_folders(directory: Path, *, finished: bool = True) -> list[Path]:
+    """Return the checkpoints in a directory in order of steps: those with a manifest, or those without one."""
+    found = [path for path in directory.glob(f"{_STEP}*") if path.name.removeprefix(_STEP).isdecimal()]
+    return sorted(path for path in found if path.is_dir() and (path / MANIFEST).exists() == finished)
 
 
 def _locked(directory: Path) -> FileLock:

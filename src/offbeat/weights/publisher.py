@@ -29,16 +29,8 @@ from offbeat.storage.store import Store, Writer
 from offbeat.weights import retention
 from offbeat.weights.anchor import write_anchor
 from offbeat.weights.delta import Bits, encode
-from offbeat.weights.manifest import (
-    CALIBRATION,
-    FOLDER,
-    Base,
-    File,
-    TensorEntry,
-    VersionManifest,
-    manifest_name,
-    version_of,
-)
+from offbeat.weights.inspection import find_problem, listed_versions, read_calibration, read_manifests, unusable
+from offbeat.weights.manifest import CALIBRATION, Base, File, TensorEntry, VersionManifest, manifest_name
 from offbeat.weights.probe import Probe
 
 State = Iterable[tuple[str, Tensor]]
@@ -101,11 +93,14 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         self._since_anchor = 0
         self._claim = store.claim()
         try:
-            self._manifests = _read_manifests(store)
+            self._manifests, damaged = read_manifests(store)
+            store.remove(map(manifest_name, damaged))  # readers would take the newest one for a version
             named = {file.name for manifest in self._manifests.values() for file in manifest.files}
             store.remove(name for file in store.list_names("data") if (name := f"data/{file}") not in named)
-        except BaseException:
+        except BaseException as error:
             self._claim.release()
+            if isinstance(error, OSError):
+                raise unusable(store, error) from error
             raise
         self._threads = min(16, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="publish")
@@ -127,6 +122,7 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         Publishing the same state again under the same number changes nothing, so a resumed trainer may repeat its
         steps.
         """
+        self._forget_lost()
         if version in self._manifests:
             return self._repeat(version, state)
         newest = max(self._manifests, default=None)
@@ -177,6 +173,37 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         needed = retention.leased(self._store, time.time(), bases) | retention.pinned(self._store).keys()
         return self._remove(retention.removable(bases, self._keep, needed))
 
+    def find_problem(self, version: int) -> str | None:
+        """Return why readers cannot load a version, or None if they can."""
+        return find_problem(self._store, self._manifests, version)
+
+    def remove_damaged(self) -> list[int]:
+        """Remove every version that readers cannot load, and return them. What is left is whole."""
+        broken = [v for v in self._manifests if find_problem(self._store, self._manifests, v) is not None]
+        self._held = None
+        return self._remove(sorted(broken, reverse=True))
+
+    @property
+    def calibration(self) -> Probe | None:
+        """The probe of version 0, which every engine that starts is checked with; None if it is lost."""
+        kept = read_calibration(self._store)
+        return None if kept is None else Probe.from_json(kept.probe)
+
+    def calibrate(self, state: State, probe: Probe) -> None:
+        """Write the probe of version 0 again, given the state of version 0, which is not published.
+
+        A log whose version 0 has another state is of another run: all its versions are removed.
+        """
+        lost = File("data/removed", 0, "")  # as after version 0 is retired
+        manifest = VersionManifest.made(0, dict(self._map(_describe, state)), anchor=lost, probe=probe)
+        if self.state_of(0) not in (None, manifest.state):
+            self.rewind(-1)
+        self._store.put(CALIBRATION, manifest.serialize())
+
+    def state_of(self, version: int) -> str | None:
+        """Return the digest of a version's state; None if the log does not hold it."""
+        return self._manifests[version].state if version in self._manifests else None
+
     def rewind(self, version: int) -> list[int]:
         """Remove every version after this one, for a run that resumes from an earlier step, and return them."""
         self._held = None
@@ -214,6 +241,13 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         manifest = VersionManifest.made(version, entries, base=base_of_patch, patch=patch, anchor=anchor, probe=probe)
         return manifest, held, changed
 
+    def _forget_lost(self) -> None:
+        """Notice versions that were removed by others since they were published: the next one needs an anchor."""
+        present = set(listed_versions(self._store))
+        for version in self._manifests.keys() - present:
+            del self._manifests[version]
+            self._held = None
+
     def _commit(self, manifest: VersionManifest) -> int:
         content = manifest.serialize()
         if manifest.version == 0:
@@ -224,10 +258,7 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         return len(content)
 
     def _repeat(self, version: int, state: State) -> Published:
-        def describe(_: str, bits: Bits) -> TensorEntry:
-            return TensorEntry(bits.dtype, bits.shape, bits.fingerprint(), None)
-
-        new = VersionManifest.made(version, dict(self._map(describe, state))).state
+        new = VersionManifest.made(version, dict(self._map(_describe, state))).state
         published = self._manifests[version].state
         if new != published:
             raise VersionTaken(
@@ -241,10 +272,13 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         if versions:
             self._claim.check()
             files = [file.name for version in versions for file in self._manifests[version].files]
-            for version in versions:
-                self._store.remove([manifest_name(version)])
-                del self._manifests[version]
-            self._store.remove(files)
+            try:
+                for version in versions:
+                    self._store.remove([manifest_name(version)])
+                    del self._manifests[version]
+                self._store.remove(files)
+            except OSError as error:
+                raise unusable(self._store, error) from error
         return versions
 
     def _copy(self, state: State) -> tuple[HostCopy, Entries]:
@@ -309,6 +343,5 @@ class WeightLog(AbstractContextManager["WeightLog"]):
             yield name, result.result()
 
 
-def _read_manifests(store: Store) -> dict[int, VersionManifest]:
-    versions = sorted(v for name in store.list_names(FOLDER) if (v := version_of(name)) is not None)
-    return {v: VersionManifest.parse(store.read(manifest_name(v)), manifest_name(v)) for v in versions}
+def _describe(_: str, bits: Bits) -> TensorEntry:
+    return TensorEntry(bits.dtype, bits.shape, bits.fingerprint(), None)

@@ -1,0 +1,60 @@
+"""A table that a log has lost is an error that names it. Only a log that never held anything is created."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lab.fixtures.groups import make_group
+from offbeat.errors import LogReadError
+from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
+from offbeat.experience.log import ExperienceLog
+from offbeat.experience.reader import LogReader
+from offbeat.experience.schema import SCHEMAS
+
+
+def _fill(place: Path) -> None:
+    with ExperienceLog.open(place) as log:
+        log.append([make_group(0)])
+        log.record([LedgerEvent("g0", LedgerEventKind.TRAINED, 1)])
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_lost_table_is_named_and_not_created_again(tmp_path: Path, name: str) -> None:
+    _fill(tmp_path)
+    shutil.rmtree(tmp_path / f"{name}.lance")
+    for open_log in (ExperienceLog.open, LogReader.open):
+        with pytest.raises(LogReadError, match=rf"has lost {name}\.lance.*[Rr]estore"):
+            open_log(tmp_path)
+    assert not (tmp_path / f"{name}.lance").exists()
+
+
+@pytest.mark.parametrize("lost", ["_versions", "its manifests"])
+def test_a_table_without_a_readable_version_is_damaged_and_not_created_again(tmp_path: Path, lost: str) -> None:
+    _fill(tmp_path)
+    versions = tmp_path / "groups.lance" / "_versions"
+    if lost == "_versions":
+        shutil.rmtree(versions)
+    else:
+        for manifest in versions.glob("*.manifest"):
+            manifest.write_bytes(b"")
+    with pytest.raises(LogReadError, match=r"groups\.lance is damaged"):
+        ExperienceLog.open(tmp_path)
+
+
+@pytest.mark.parametrize("created", range(4))
+def test_a_first_start_that_was_killed_is_completed(tmp_path: Path, created: int) -> None:
+    ExperienceLog.open(tmp_path).close()
+    for name in list(SCHEMAS)[created:]:
+        shutil.rmtree(tmp_path / f"{name}.lance")
+    if created < 3:
+        (tmp_path / f"{list(SCHEMAS)[created]}.lance" / "_versions").mkdir(parents=True)
+    _fill(tmp_path)
+    assert LogReader.open(tmp_path).read(["g0"]) == [make_group(0)]
+
+
+def test_tables_without_the_first_one_are_a_lost_log_even_if_they_are_empty(tmp_path: Path) -> None:
+    ExperienceLog.open(tmp_path).close()
+    shutil.rmtree(tmp_path / "groups.lance")
+    with pytest.raises(LogReadError, match=r"has lost groups\.lance"):
+        ExperienceLog.open(tmp_path)
