@@ -90,6 +90,20 @@ def test_a_program_is_stopped_after_the_cpu_of_all_its_processes(sandbox: Sandbo
     assert outcome.ending == "timeout" and outcome.seconds >= 1.0
 
 
+def test_a_program_cannot_look_starved_by_children_that_nobody_counts(sandbox: Sandbox) -> None:
+    """Its children end at once, and their time is lost because nobody waits for them."""
+    program = (
+        "import os, signal\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "for _ in range(20):\n    if os.fork() == 0: break\n"
+        "while True:\n"
+        "    try:\n        if os.fork() == 0:\n            sum(range(20_000)); os._exit(0)\n"
+        "    except OSError: pass\n"
+    )
+    outcome = sandbox.run(program, b"", SandboxLimits(seconds=2.0))
+    assert outcome.ending == "timeout"
+
+
 def test_a_starved_program_is_run_again_and_is_then_no_failure_of_the_program(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
