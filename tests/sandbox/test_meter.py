@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.errors import SandboxError, SandboxMissing, SandboxStarved
-from offbeat.sandbox import Sandbox, SandboxLimits, bubblewrap, open_sandbox
+from offbeat.sandbox import Sandbox, SandboxLimits, bubblewrap, meter, open_sandbox
 from offbeat.sandbox.meter import SAMPLE_SECONDS, TreeMeter, Usage, descendants
 
 SPIN = "while True: pass"
@@ -31,8 +31,8 @@ def started(program: str) -> Iterator["subprocess.Popen[bytes]"]:
 def measure(program: str, enough: Callable[[Usage], bool]) -> Usage:
     """Measure a program until it has received enough, or for a minute."""
     with started(program) as process:
-        meter, until = TreeMeter(process.pid), time.monotonic() + 60
-        while not enough(usage := meter.read()) and time.monotonic() < until:
+        tree, until = TreeMeter(process.pid), time.monotonic() + 60
+        while not enough(usage := tree.read()) and time.monotonic() < until:
             time.sleep(SAMPLE_SECONDS)
     return usage
 
@@ -104,17 +104,27 @@ def test_a_program_cannot_look_starved_by_children_that_nobody_counts(sandbox: S
     assert outcome.ending == "timeout"
 
 
+def test_a_program_with_many_processes_counts_as_starved_only_if_all_of_them_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meter.TreeMeter, "_look", lambda *_: (10**9, 0.0))  # a wait of a second ended at every look
+    few, many = meter.MANY_PROCESSES, meter.MANY_PROCESSES + 1
+    for highest, exact, starved in [(few, None, True), (many, None, False), (many, lambda: 0.0, True)]:
+        monkeypatch.setattr(meter, "_pid_in_namespace", lambda pid, highest=highest: highest)
+        assert (TreeMeter(os.getpid(), exact).read().waited > 0) == starved
+
+
 def test_a_starved_program_is_run_again_and_is_then_no_failure_of_the_program(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float] = []
 
-    def starved(meter: TreeMeter) -> Usage:
+    def starved(_: TreeMeter) -> Usage:
         looks.append(time.monotonic())
         return Usage(wall=1e9, cpu=0.1, waited=1e9 - 0.1)
 
     monkeypatch.setattr(bubblewrap.TreeMeter, "read", starved)
-    monkeypatch.setattr(bubblewrap.TreeMeter, "__init__", lambda meter, pid, cpu: None)
+    monkeypatch.setattr(bubblewrap.TreeMeter, "__init__", lambda *_: None)
     with pytest.raises(SandboxStarved, match=r"too busy to judge a program: it received 0\.10 s of CPU"):
         sandbox.run(SPIN, b"", SandboxLimits(seconds=1.0))
     assert len(looks) == 2 and issubclass(SandboxStarved, SandboxError)

@@ -32,7 +32,7 @@ def pool() -> Iterator[ScoringPool]:
     [
         ("raise", "crash"),
         ("exit", "crash"),
-        ("kill", "crash"),
+        ("abort", "crash"),
         ("eat", "crash"),
         ("spin", "timeout"),
         ("slow", "timeout"),
@@ -52,6 +52,7 @@ def test_an_answer_that_makes_its_scoring_fail_gets_the_lowest_reward(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ("kill", "crash"),  # a signal, as from outside
         ("unsafe", "sandbox"),  # the sandbox failed
         ("offline", "crash"),  # a service failed
         ("late 0.4", "crash"),  # it failed after waiting for something

@@ -290,10 +290,10 @@ def test_the_failure_share_counts_the_window_only() -> None:
 def test_answers_that_make_their_scoring_fail_are_counted_and_stop_nothing() -> None:
     tally = ScoringTally(FailureLimit(share=0.0, window=4, least=1))
     for outcome in (Score(0.0, {"unscorable.timeout": 0.0}), Unscorable("crash", BY_ANSWER + "it died")):
-        tally.add(Scored("x", "", 0.0, outcome))
+        tally.add(Scored("x", "", 0.0, outcome, why="it took too long"))
     report = tally.report()
     assert not tally.too_many and report.answer_faults == {"timeout": 1, "crash": 1} and report.unscorable == {}
-    assert "because the answer made its scoring fail (timeout)" in str(report.failing[0])
+    assert "because the answer made its scoring fail (timeout: it took too long)" in str(report.failing[0])
 
 
 def test_a_queue_that_ends_wakes_the_threads_that_wait_for_it() -> None:

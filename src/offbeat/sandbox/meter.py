@@ -41,9 +41,14 @@ class Usage:
     """Seconds in which a thread was ready to run and had no CPU; at most `wall`."""
 
     @property
+    def served(self) -> float:
+        """Wall time in which the tree had the CPU that it asked for."""
+        return self.wall - self.waited
+
+    @property
     def own(self) -> float:
-        """The seconds that count against a limit."""
-        return max(self.cpu, self.wall - self.waited)
+        """The seconds that count against the limit of a program."""
+        return max(self.cpu, self.served)
 
     def __str__(self) -> str:
         return f"{self.cpu:.2f} s of CPU, {self.waited:.2f} s of waiting for one, in {self.wall:.2f} s"

@@ -8,11 +8,12 @@ Each worker process has a thread, which takes the next completion from the queue
 until the deadline. A process that is late, dead, stopped or out of memory is killed with its children and replaced.
 One thread holds a completion from the queue to its result, so it ends exactly once.
 
-If scoring fails, the pool finds out who caused it. A worker that had too little CPU is asked again; a crash or an error
-is asked again, in case a signal or another completion caused it. If it fails again, the same worker grades a control:
-another answer, which was scored before, to the same prompt. If the control has a score, this answer caused the failure,
-and gets what the task says (`Task.answer_fault`, by default the lowest reward). Otherwise the grader is broken for this
-prompt, and the completion is `Unscorable`, as it is if the function waited for something outside, such as a service.
+If scoring fails, the pool finds out who caused it. If the worker had too little CPU or was killed by a signal, another
+is asked, and then the machine is to blame. After a crash or an error the completion is graded again, in case an earlier
+one caused it. If it fails again, the worker grades a control: another answer, which was scored before, to this prompt.
+If the control has a score, this answer caused the failure, and gets what the task says (`Task.answer_fault`, by default
+the lowest reward). Otherwise the grader is broken for this prompt, and the completion is `Unscorable`, as it is if the
+function waited for something outside, such as a service.
 """
 
 import itertools
@@ -92,8 +93,8 @@ class ScoringPool:
             evaluation: Rewards and range of prompts with the column `FOR_EVALUATION`. Default: the same.
             answer_fault: What an answer gets that makes the scoring fail; see `Task.answer_fault`.
             evaluation_fault: The same for evaluation. Default: the same.
-            deadline: Seconds per completion, of the worker and its children: their CPU, or wall time without the time
-                in which they waited for a CPU, whichever is more.
+            deadline: Seconds per completion: wall time, without the time in which the worker and its children waited
+                for a CPU.
             workers: Number of processes.
             memory_mib: Memory limit of each process.
             waiting: Capacity of the queue; `score` blocks while it is full.
@@ -250,17 +251,18 @@ class ScoringPool:
         """Score one completion, and find out who is to blame if that fails."""
         asked = time.monotonic()
         reply = self._reply(job, slot)
-        if reply.failure == "starved":
+        if reply.failure == "disturbed":
             with self._turn:  # the fewer at once, the more CPU for each
                 reply = self._reply(job, slot)
-        elif reply.failure == "unclear":
+        if reply.failure == "unclear":
             reply = self._reply(job, slot)
         outcome = reply.outcome
         if isinstance(outcome, Unscorable) and reply.failure in ("computed", "unclear"):
             outcome = self._blamed(job, slot, outcome)
         elif isinstance(outcome, Score):
             self._remember(job, outcome)
-        self._count(Scored(job.of, job.text[:_EXCERPT], time.monotonic() - asked, outcome, job.cpu))
+        why = reply.outcome.detail if isinstance(reply.outcome, Unscorable) else ""
+        self._count(Scored(job.of, job.text[:_EXCERPT], time.monotonic() - asked, outcome, job.cpu, why))
         return outcome
 
     def _remember(self, job: _Job, score: Score) -> None:

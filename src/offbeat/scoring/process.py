@@ -40,9 +40,12 @@ _UNMETERED: Final = 0.25
 """Seconds before the pool looks at the CPU of a worker; most completions take milliseconds."""
 _SHORTEST_WAIT: Final = 0.01
 
-Failure = Literal["", "starved", "outside", "computed", "unclear"]
-"""What the pool knows about a failure: the machine was busy; it cannot be the answer's, for instance because a service
-did not answer; the worker computed until its deadline; nothing yet. Empty if there is a score."""
+Failure = Literal["", "disturbed", "outside", "computed", "unclear"]
+"""What the pool knows about a failure: the machine was too busy, or a signal ended the worker; it cannot be that of the
+answer, for instance because a service did not answer; the worker computed until its deadline; nothing yet. Empty if
+there is a score."""
+_FROM_OUTSIDE: Final = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+"""Exit codes of a worker that did not end by what it computed: a person, the system or its memory killer ended it."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,8 @@ class WorkerProcess:
     def ask(self, job: int, request: bytes, *, seconds: float) -> Reply:
         """Have one completion graded; `request` is the encoded job number, text and columns.
 
-        `seconds` are those of the worker and its children, in the sense of `Usage.own`. Raises `ChannelClosed` if the
-        worker was gone before it could have received the job.
+        `seconds` are wall time without the time in which the worker waited for a CPU: a reward function may use several
+        processes. Raises `ChannelClosed` if the worker was gone before it could have received the job.
         """
         try:
             self._channel.send(request, seconds=longest_wait(seconds))
@@ -170,22 +173,22 @@ class WorkerProcess:
                 return self._channel.receive(seconds=wait)
             seen = meter.read()
             usage = Usage(seen.wall + unmetered, seen.cpu + unmetered, seen.waited)
-            if usage.own >= seconds or usage.wall >= longest_wait(seconds):
+            if usage.served >= seconds or usage.wall >= longest_wait(seconds):
                 return usage
-            wait = min(max(seconds - usage.own, _SHORTEST_WAIT), SAMPLE_SECONDS)
+            wait = min(max(seconds - usage.served, _SHORTEST_WAIT), SAMPLE_SECONDS)
 
     def _late(self, usage: Usage, seconds: float) -> Reply:
         # A child of a dead worker may hold its channel open: then there is no end of file, only silence.
         if not self.alive:
             return self._crash(f"the worker {self.ending()} while scoring")
-        if usage.own < seconds:
+        if usage.served < seconds:
             busy = f"the machine was too busy to score it: the worker received {usage}; run fewer things at once"
-            return Reply(Unscorable("sandbox", busy), "starved", usage.cpu)
+            return Reply(Unscorable("sandbox", busy), "disturbed", usage.cpu)
         outcome = Unscorable("timeout", f"scoring was stopped after {seconds:g} s, with {usage}")
-        return Reply(outcome, "computed" if usage.cpu > usage.own / 2 else "outside", usage.cpu)
+        return Reply(outcome, "computed" if usage.cpu > usage.served / 2 else "outside", usage.cpu)
 
     def _crash(self, what: str) -> Reply:
-        return Reply(Unscorable("crash", what), "unclear")
+        return Reply(Unscorable("crash", what), "disturbed" if self._code in _FROM_OUTSIDE else "unclear")
 
     def ending(self) -> str | None:
         """Describe how the process ended, or return None if it does not end."""

@@ -48,12 +48,14 @@ class Scored:
     outcome: Score | Unscorable
     cpu: float = 0.0
     """Seconds that workers computed for it, its control included."""
+    why: str = ""
+    """The error behind a score that an answer got because it made its scoring fail."""
 
     def __str__(self) -> str:
         out = self.outcome
         result = f"{out.reason}: {out.detail}" if isinstance(out, Unscorable) else f"reward {out.reward:g}"
         if isinstance(out, Score) and out.fault:
-            result += f" because the answer made its scoring fail ({out.fault})"
+            result += f" because the answer made its scoring fail ({out.fault}: {self.why})"
         return f"{self.of or '(unnamed)'} after {self.seconds:.2f} s, {result}; it begins {self.text!r}"
 
 

@@ -105,8 +105,7 @@ class Task:
     reward_range: tuple[float, float] = (0.0, 1.0)
     """A weighted sum outside this range is `Unscorable("invalid")`."""
     deadline: float = 5.0
-    """Seconds for scoring one completion: CPU, or wall time without the time in which the scoring process waited for a
-    CPU, whichever is more."""
+    """Wall time in seconds for scoring one completion, without the time in which its process waited for a CPU."""
     answer: Callable[[str], str | None] | None = None
     """Extracts the final answer of a completion, for maj@k. It runs in the calling process, so it must be fast and
     safe on any text."""
