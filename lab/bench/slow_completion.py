@@ -22,6 +22,7 @@ import torch
 
 from lab.bench.reuse import tiny
 from lab.figures import Figure, command_parser, machine, report
+from lab.fixtures.own_learner import own_learner
 from lab.learning import model
 from offbeat.config import Config, parse
 from offbeat.rollout.engine import Request
@@ -30,7 +31,6 @@ from offbeat.run.build import load_tokenizer, make_task
 from offbeat.run.directory import RunDirectory
 from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.journal import read
-from offbeat.run.learner import LocalLearner
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.scoring.pool import ScoringPool
@@ -121,7 +121,7 @@ def evaluations(steps: int) -> tuple[Figure, Figure]:
     with tempfile.TemporaryDirectory() as scratch, ScoringPool.of(task, workers=1) as pool:
 
         def compare(loop: Loop) -> None:
-            own = cast(LocalLearner, loop.learner).rank.trainer.policy_model.model
+            own = own_learner(loop).rank.trainer.policy_model.model
             on_trainer, on_engines = PolicyEvaluation(config, task, tokenizer, pool, own), loop.rounds.rates
 
             async def both(version: int) -> Mapping[str, Json]:

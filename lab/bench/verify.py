@@ -22,10 +22,10 @@ from lab.attacks.answer_cheats import CHOICES, NUMBERS
 from lab.bench.gsm8k_spellings import SPELLINGS, altered
 from lab.figures import ROOT, Figure, command_parser, report
 from offbeat.scoring.pool import ScoringPool
-from offbeat.scoring.tally import FailureLimit
+from offbeat.scoring.tally import FailureLimit, failure_of
 from offbeat.tasks.gsm8k import correct, reference_answer
 from offbeat.tasks.task import make
-from offbeat.types import Score, Unscorable
+from offbeat.types import Score
 from offbeat.verify import choice, numeric
 
 DATA = ROOT.parent / "shared" / "data" / "gsm8k"
@@ -97,7 +97,7 @@ def hostile(short: bool) -> bool:
         ends = Counter[str]()
         for name, text, reference in attacks:
             outcome = pool.score(text, {"answer": reference}, of=name).result(timeout=60)
-            ends[outcome.reason if isinstance(outcome, Unscorable) else f"reward {outcome.reward:g}"] += 1
+            ends[failure_of(outcome) or f"reward {outcome.reward:g}"] += 1  # type: ignore[union-attr]
         slowest = pool.report().slowest
         for entry in slowest:
             print(f"{entry.seconds:.2f} s  {entry.of}: {entry.outcome}"[:120])
@@ -127,7 +127,7 @@ def hostile(short: bool) -> bool:
             f"{count / sum(disturbed):.0f}/s against {count / sum(quiet):.0f}/s; one hostile answer in "
             f"{count // len(attacks)}; {pairs} pairs of rounds in turn, 95 % interval over pairs {100 * low:.0f} to "
             f"{100 * high:.0f} %; {wrong} honest answers with a wrong verdict or none; most hostile ones are refused "
-            "unparsed, the others hold a worker until the deadline of 2 s at most",
+            "unparsed, the others hold a worker until their deadline at most",
         ),
     ]
     return report(short, *figures) or short

@@ -13,6 +13,7 @@ from typing import Final, TypedDict, cast
 
 import torch
 
+from lab.fixtures.own_learner import own_learner
 from lab.learning import model
 from lab.learning.rows import LEARNING, ByLag, Row
 from lab.learning.watched_learner import ExactPassRate, WatchedLearner
@@ -24,7 +25,6 @@ from offbeat.run.cadence import StepEvidence
 from offbeat.run.directory import RunDirectory
 from offbeat.run.evidence import PublishEvidence
 from offbeat.run.journal import Phase, read
-from offbeat.run.learner import LocalLearner
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.trainer.export import export
@@ -175,9 +175,9 @@ def _trained(config: Config, place: Path, arm: Arm | None = None) -> Ran:
     directory, watched = RunDirectory(place), list[WatchedLearner]()
 
     def watch(loop: Loop) -> None:
-        assert isinstance(loop.learner, LocalLearner)
+        own = own_learner(loop)
         measured = arm.measured if arm else lambda step: False
-        watched.append(WatchedLearner(loop.learner.rank, ExactPassRate.of(load_tokenizer(config)), EVERY, measured))
+        watched.append(WatchedLearner(own.rank, ExactPassRate.of(load_tokenizer(config)), EVERY, measured))
         loop.learner = watched[0]
         if arm and arm.cost is not None:
             loop.evidence = SimulatedSeconds(cost=arm.cost)

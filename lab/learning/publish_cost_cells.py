@@ -18,6 +18,7 @@ from typing import Final, NotRequired, TypedDict, cast
 import torch
 
 from lab.figures import command_parser, commit
+from lab.fixtures.own_learner import own_learner
 from lab.learning.cells import Cell, SimulatedSeconds, by_cost, fixed
 from lab.learning.rows import LEARNING
 from lab.learning.watched_learner import ExactPassRate, WatchedLearner
@@ -25,7 +26,6 @@ from offbeat.errors import RunStopped
 from offbeat.run.build import load_tokenizer
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
-from offbeat.run.learner import LocalLearner
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.trainer.trainer import RefusedBatch, Trained
@@ -83,7 +83,7 @@ def run(cell: Cell) -> CostRow:
         directory.create(config)
 
         def watch(loop: Loop) -> None:
-            assert isinstance(loop.learner, LocalLearner)
+            own = own_learner(loop)
             rate = ExactPassRate.of(load_tokenizer(config))
 
             class Until(WatchedLearner):
@@ -93,7 +93,7 @@ def run(cell: Cell) -> CostRow:
                         loop.stop("goal")
                     return done
 
-            loop.learner = Until(loop.learner.rank, rate, 1, lambda step: False, curve)
+            loop.learner = Until(own.rank, rate, 1, lambda step: False, curve)
             if cell.arm.cost is not None:
                 loop.evidence = SimulatedSeconds(cost=cell.arm.cost)
 

@@ -38,6 +38,7 @@ from offbeat.run.health import Health
 from offbeat.run.journal import MemoryJournal, Stopwatch
 from offbeat.run.loop import Loop
 from offbeat.run.protocols import RunPlan
+from offbeat.scoring.tally import OutcomeCount
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import (
     UNKNOWN,
@@ -219,9 +220,9 @@ class LossyDesk:
         if self.world.rng.random() >= self.world.faults.finish_lost:
             await self.desk.evaluated(groups)
 
-    async def finish(self, group_ids: Sequence[str]) -> None:
+    async def finish(self, group_ids: Sequence[str], outcomes: Sequence[OutcomeCount] = ()) -> None:
         if self.world.rng.random() >= self.world.faults.finish_lost:
-            await self.desk.finish(group_ids)
+            await self.desk.finish(group_ids, outcomes)
 
     async def give_back(self, group_ids: Sequence[str]) -> None:
         await self.desk.give_back(group_ids)

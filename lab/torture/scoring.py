@@ -161,8 +161,11 @@ def torture(count: int, mass_strikes: int, seed: int) -> tuple[Ledger, float]:
     """Score all completions in one pool. Return the ledger and the undisturbed rate."""
     ledger = Ledger()
     over = threading.Event()
-    start_pool = partial(ScoringPool, workers=WORKERS, deadline=DEADLINE, memory_mib=MEMORY_MIB, waiting=32)
-    with quiet_workers(), start_pool([Reward(scoring_reward.reward)], limit=FailureLimit(share=1.0)) as pool:
+    start_pool = partial(
+        ScoringPool, workers=WORKERS, deadline=DEADLINE, memory_mib=MEMORY_MIB, waiting=32,
+        answer_fault="unscorable", limit=FailureLimit(share=1.0),
+    )  # fmt: skip
+    with quiet_workers(), start_pool([Reward(scoring_reward.reward)]) as pool:
         calm = count // 10
         arguments = (pool, ledger, over, random.Random(seed), mass_strikes)
         striker = threading.Thread(target=keep_striking, args=arguments, name="striker")

@@ -140,6 +140,10 @@ class SandboxMissing(SandboxError):
     """No sandbox is available here; nothing was run. The message says what to install."""
 
 
+class SandboxStarved(SandboxError):
+    """The machine gave a program too little CPU to be judged, twice. Run fewer things beside it."""
+
+
 class PoolError(OffbeatError, RuntimeError):
     """The scoring pool cannot score."""
 

@@ -28,6 +28,7 @@ class EventKind(StrEnum):
     PUBLISHED = "published"
     WEIGHTS_REPAIRED = "weights repaired"
     EVALUATED = "evaluated"
+    UNSCORABLE = "unscorable"
     NO_GRADIENT = "no gradient"
     REFUSED = "refused"
     ALARM = "alarm"
@@ -172,6 +173,15 @@ EVENTS: Final = {
             "unscorable": "answers that could not be scored",
             "pass@1": "the rate with its 95 % interval: [value, low, high]",
             "mean reward": "likewise, as every other rate, such as `pass@4` and `greedy`",
+        },
+    ),
+    EventKind.UNSCORABLE: EventSpec(
+        "the scoring of completions failed since the step before",
+        "look at the reasons; the metrics unscorable_share and answer_fault_share have the shares",
+        routine=True,
+        fields={
+            "versions": "by the version that wrote the completions: how many were scored, and how many failed, by who "
+            "is to blame (answer or grader) and why"
         },
     ),
     EventKind.NO_GRADIENT: EventSpec(

@@ -208,11 +208,20 @@ _ALL = (
     ),
     Metric(
         "unscorable_share",
-        "completions that could not be scored / completions of the batch",
+        "completions that could not be scored / completions generated since the step before; in a run that generates "
+        "nothing, of the batch",
         Reduction.SHARE,
-        "completions that count neither as right nor as wrong",
-        "the reward function is broken or too slow: look at the reasons",
+        "completions that count neither as right nor as wrong, counted before the sampler drops any",
+        "the reward function or the sandbox is broken, or the machine too busy: look at the event `unscorable`",
         "scoring works",
+    ),
+    Metric(
+        "answer_fault_share",
+        "completions that made their own scoring fail / completions generated since the step before",
+        Reduction.SHARE,
+        "answers that take the grader too long, crash it or make it raise; they get the task's answer_fault",
+        "the policy learns to avoid its grader, or the reward function does not expect such answers: look at some",
+        "answers can be graded",
     ),
     Metric(
         "too_small_share",

@@ -17,6 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
+BY_ANSWER: Final = "by the answer: "
+"""Begins the detail of an `Unscorable` that the answer caused: no other answer makes the same grader fail."""
+FAULT: Final = "unscorable."
+"""Begins the name of the one part of a `Score` that an answer got because it made the scoring fail; then the reason."""
+
+
 class Unknown(Enum):
     """The type of `UNKNOWN`: log-probs that were not recorded. They are never replaced by zero or a guess."""
 
@@ -106,17 +112,34 @@ class Score:
     reward: float
     breakdown: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def fault(self) -> str:
+        """The reason why the answer made its own scoring fail, if this is the score that it got for that; else empty.
+
+        >>> Score(0.0, {"unscorable.timeout": 0.0}).fault, Score(0.0, {"correct": 0.0}).fault
+        ('timeout', '')
+        """
+        [name, *others] = self.breakdown or [""]
+        return name.removeprefix(FAULT) if name.startswith(FAULT) and not others else ""
+
 
 @dataclass(frozen=True)
 class Unscorable:
     """The reason why a completion has no score. It is not a zero: it enters no baseline and no loss.
 
-    >>> Unscorable("timeout", "grader stopped after 2.0 s").reason
-    'timeout'
+    >>> Unscorable("timeout", "grader stopped after 2.0 s").blame
+    'grader'
+    >>> Unscorable("crash", BY_ANSWER + "RecursionError").blame
+    'answer'
     """
 
     reason: Literal["timeout", "crash", "sandbox", "invalid"]
     detail: str = ""
+
+    @property
+    def blame(self) -> Literal["answer", "grader"]:
+        """Who caused it. It is part of `detail`, so that it survives wherever a score is stored."""
+        return "answer" if self.detail.startswith(BY_ANSWER) else "grader"
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,16 +82,28 @@ def test_written_scores_replace_the_stored_ones_except_unscorable_ones(log: Path
     shutil.copytree(log, copy)
     shutil.copytree(log.parent / "tokenizer", tmp_path / "tokenizer")
     file = tmp_path / "lenient.py"
-    file.write_text(LENIENT.replace("'13'", "'7'"))
+    file.write_text(LENIENT.replace("'13'", "'7'").replace("KeyError", "ConnectionError"))
     result = run(app, ["score", str(copy), "--task", str(file), "--write", "--max-failures", "0.5"])
     assert result.exit_code == 0, result.output
-    assert "KeyError: 'unlucky'" in result.output
+    assert "ConnectionError: unlucky" in result.output
     assert "30 late scores appended" in result.output
     with ExperienceLog.open(copy) as opened:
         group = opened.read(["g3"])[0]
     assert group.completions[0].score == Score(1.0)
     assert group.completions[1].score == Score(1.0, {"lenient": 1.0})
     assert group.completions[3].score == Unscorable("timeout")
+
+
+def test_an_answer_that_makes_the_reward_function_raise_is_wrong_and_its_error_is_shown(
+    log: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "lenient.py"
+    file.write_text(LENIENT.replace("'13'", "'7'"))
+    result = run(app, ["score", str(log), "--task", str(file), "--max-failures", "0.01"])
+    assert result.exit_code == 0, result.output
+    cells = [line.split("│")[1:-1] for line in result.output.splitlines() if "│" in line]
+    assert [" unscorable (timeout) ", " 0     ", " 30          "] in cells, cells
+    assert "because the answer made its scoring fail (crash: lenient: KeyError: 'unlucky')" in result.output
 
 
 def test_a_reward_function_that_always_fails_stops_with_examples(log: Path, tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from lab.bench import sandbox as bench_sandbox
 from offbeat.errors import SandboxError, SandboxMissing
 from offbeat.sandbox import ProgramOutcome, Sandbox, SandboxLimits, bubblewrap, jail, open_sandbox
 from offbeat.sandbox.bubblewrap import Bubblewrap
-from offbeat.sandbox.slots import FIRST_UID, Cgroup, Slots, Version2, find_groups
+from offbeat.sandbox.cgroups import Cgroup, Version2, find_groups
+from offbeat.sandbox.slots import FIRST_UID, Slots
 
 QUICK = SandboxLimits(seconds=1.0, memory_mb=96, processes=16)
-# For programs that end by themselves: limits are wall-clock, and a busy machine may need seconds for a short program.
+# For programs that end by themselves: memory that others use makes a short program take seconds of CPU.
 PATIENT = replace(QUICK, seconds=20.0)
 
 
@@ -203,8 +204,9 @@ def unified(tmp_path: Path, controllers: str) -> str:
 
 def kernel_files(place: Path) -> None:
     """Write the files that the kernel puts into a new group."""
-    for name in ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs"):
+    for name in ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs", "cpu.weight.nice", "cpu.idle"):
         (place / name).write_text("")
+    (place / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 2000000\n")
     (place / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\n")
 
 
@@ -213,15 +215,30 @@ def test_version_2_groups_are_made_beside_the_own_group_and_capped(
 ) -> None:
     _with_kernel_files(monkeypatch)
     groups = find_groups(unified(tmp_path, "cpu memory pids"), "0::/user.slice/session.scope\n")
-    assert groups == Version2(tmp_path / "user.slice")
+    assert groups == Version2(tmp_path / "user.slice", shares=True)
     group = groups.group("slot-3")
     group.cap(64 << 20, 18)
+    group.share_cpu()
     place = tmp_path / "user.slice" / "offbeat-sandbox-slot-3"
     assert group.places == (place,)
     assert (place / "memory.max").read_text() == str(64 << 20)
     assert (place / "memory.swap.max").read_text() == "0"
     assert (place / "pids.max").read_text() == "18"
     assert (group.out_of_memory().limit_hits, group.out_of_memory().kills) == (7, 1)
+    idle = os.sched_getscheduler(0) == os.SCHED_IDLE
+    assert (place / "cpu.idle").read_text() == str(int(idle))
+    assert (place / "cpu.weight.nice").read_text() == ("" if idle else str(os.getpriority(os.PRIO_PROCESS, 0)))
+    assert group.cpu_seconds() == 2.5
+
+
+def test_version_2_groups_without_cpu_shares_are_used_for_their_caps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_kernel_files(monkeypatch)
+    groups = find_groups(unified(tmp_path, "memory pids"), "0::/user.slice/session.scope\n")
+    assert groups == Version2(tmp_path / "user.slice", shares=False)
+    groups.group("slot-0").share_cpu()
+    assert (tmp_path / "user.slice" / "offbeat-sandbox-slot-0" / "cpu.idle").read_text() == ""
 
 
 def test_in_a_delegated_group_the_callers_move_into_a_leaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,9 +246,9 @@ def test_in_a_delegated_group_the_callers_move_into_a_leaf(tmp_path: Path, monke
     mounts = unified(tmp_path, "")
     own = tmp_path / "user.slice" / "session.scope"
     (own / "cgroup.procs").write_text("4711\n")
-    assert find_groups(mounts, "0::/user.slice/session.scope\n") == Version2(own)
+    assert find_groups(mounts, "0::/user.slice/session.scope\n") == Version2(own, shares=True)
     assert (own / "offbeat-callers" / "cgroup.procs").read_text() == "4711"
-    assert (own / "cgroup.subtree_control").read_text() == "+memory +pids"
+    assert (own / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
 
 
 def _with_kernel_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -27,8 +28,10 @@ def length(text: str, columns: Mapping[str, Json]) -> float:
     return len(text) / 10
 
 
-def act(text: str, columns: Mapping[str, Json]) -> float | Score | None:  # noqa: C901 - one branch per action
+def act(text: str, columns: Mapping[str, Json]) -> float | Score | None:  # noqa: C901, PLR0915 - one branch per action
     """Do what the text says."""
+    if columns.get("broken"):
+        raise ValueError("the reference cannot be read")
     match text.split():
         case ["return", value]:
             return float(value)
@@ -40,6 +43,17 @@ def act(text: str, columns: Mapping[str, Json]) -> float | Score | None:  # noqa
             raise KeyError("answer")
         case ["unsafe"]:
             raise SandboxError("no namespaces here")
+        case ["offline"]:
+            raise ConnectionError("the service did not answer")
+        case ["late", seconds]:
+            time.sleep(float(seconds))
+            raise ValueError("the service sent an empty answer")
+        case ["huge"]:
+            return 10**5_000
+        case ["once", path]:
+            if not os.path.exists(path):
+                open(path, "x").close()
+                raise ValueError("only the first time")
         case ["slow"]:
             raise TimeoutError("the grader's own limit")
         case ["sleep", seconds]:
@@ -49,6 +63,8 @@ def act(text: str, columns: Mapping[str, Json]) -> float | Score | None:  # noqa
                 pass
         case ["kill"]:
             os.kill(os.getpid(), signal.SIGKILL)
+        case ["abort"]:
+            os.kill(os.getpid(), signal.SIGSEGV)
         case ["stop"]:
             os.kill(os.getpid(), signal.SIGSTOP)
         case ["exit"]:
@@ -62,10 +78,13 @@ def act(text: str, columns: Mapping[str, Json]) -> float | Score | None:  # noqa
         case ["leak"]:
             LEAKED.append(bytearray(1 << 24))
         case ["child", seconds]:
+            subprocess.Popen(["sleep", seconds])
+        case ["daemon", seconds]:
             if os.fork() == 0:
-                time.sleep(float(seconds))
+                os.setsid()
+                subprocess.Popen(["sleep", seconds], start_new_session=True)
                 os._exit(0)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.wait()
         case ["print"]:
             print("a reward function may print")
     return Score(1.0, {"a": 0.75, "b": 0.25})

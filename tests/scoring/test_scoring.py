@@ -1,6 +1,7 @@
 """Scoring pool: whatever happens to its workers, every completion ends once, with a score or the right reason."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +19,12 @@ from lab.torture import scoring as torture_scoring
 from lab.torture.scoring_reward import expected
 from offbeat.errors import PoolClosed, PoolError
 from offbeat.imports import load_file
-from offbeat.scoring.pool import BoundedQueue, ScoringPool
+from offbeat.scoring.bounded_queue import BoundedQueue
+from offbeat.scoring.pool import ScoringPool
 from offbeat.scoring.tally import FailureLimit, Scored, ScoringTally, TooManyFailures
 from offbeat.tasks.rewards import FOR_EVALUATION, Reward
 from offbeat.tasks.task import Task
-from offbeat.types import Score, Unscorable
+from offbeat.types import BY_ANSWER, Score, Unscorable
 from tests.scoring import scorers
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,7 +34,8 @@ WAIT = 60.0
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
-    with ScoringPool([Reward(scorers.act)], deadline=1.5, workers=2, memory_mib=256, limit=NEVER) as opened:
+    settings = {"deadline": 1.5, "workers": 2, "memory_mib": 256, "limit": NEVER}
+    with ScoringPool([Reward(scorers.act)], answer_fault="unscorable", **settings) as opened:  # type: ignore[arg-type]
         yield opened
 
 
@@ -49,7 +53,8 @@ def pool() -> Iterator[ScoringPool]:
         ("kill", "crash", "killed by SIGKILL"),
         ("exit", "crash", "exited with code 3"),
         ("eat", "crash", "more than 256 MiB"),
-        ("child 60", "crash", "killed by SIGKILL"),
+        ("huge", "invalid", "finite"),
+        ("offline", "crash", "did not answer"),
     ],
 )
 def test_a_failure_ends_as_unscorable_with_its_reason(pool: ScoringPool, text: str, reason: str, detail: str) -> None:
@@ -104,7 +109,7 @@ def test_columns_that_are_not_json_raise_in_the_caller_and_affect_no_other_compl
     "reply", ['{"job": 0}', '{"reward": NaN, "breakdown": {}, "job": 0}', "[]", "[" * 9_999, "7 7"]
 )
 def test_an_invalid_reply_of_a_worker_is_a_crash_and_never_a_reward(reply: str) -> None:
-    with ScoringPool([Reward(scorers.act)], workers=1, limit=NEVER) as pool:
+    with ScoringPool([Reward(scorers.act)], answer_fault="unscorable", workers=1, limit=NEVER) as pool:
         outcome = pool.score(f"forge {reply.replace(' ', '')}", {}).result(timeout=WAIT)
         assert isinstance(outcome, Unscorable) and outcome.reason == "crash" and "invalid reply" in outcome.detail, (
             outcome
@@ -125,13 +130,29 @@ def test_a_signal_to_an_idle_worker_costs_at_most_one_completion(sent: signal.Si
         assert pool.pids != [pid]
 
 
-def test_children_of_a_worker_die_with_it() -> None:
-    with ScoringPool([Reward(scorers.act)], workers=1, deadline=0.5, limit=NEVER) as pool:
-        [pid] = pool.pids
-        assert isinstance(pool.score("child 600", {}).result(timeout=WAIT), Unscorable)
-        pool.score("return 1", {}).result(timeout=WAIT)
-        survivors = subprocess.run(["ps", "-o", "pid=,stat=", "-g", str(pid)], capture_output=True, text=True).stdout
-        assert [line for line in survivors.splitlines() if " Z" not in line] == []
+@pytest.mark.parametrize("text", ["child", "daemon"])
+@pytest.mark.parametrize("ending", ["kill", "return 1"])
+def test_whatever_a_worker_has_started_dies_with_it(text: str, ending: str) -> None:
+    seconds = f"{random.SystemRandom().uniform(1e5, 9e5):.6f}"  # the name by which this test finds its processes
+    with ScoringPool([Reward(scorers.act)], workers=1, deadline=5.0, limit=NEVER) as pool:
+        pool.score(f"{text} {seconds}", {}).result(timeout=WAIT)
+        assert len(_running(seconds)) == 1
+        pool.score("return 0.5", {}).result(timeout=WAIT)  # the control of the next one, which starts nothing
+        pool.score(ending, {}).result(timeout=WAIT)
+        if ending == "kill":
+            pool.score("return 1", {}).result(timeout=WAIT)
+            assert _running(seconds) == []
+    assert _running(seconds) == []
+
+
+def _running(argument: str) -> list[str]:
+    """Return the processes with this argument."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if argument.encode() in file.read_bytes():
+                found.append(file.parent.name)
+    return found
 
 
 def test_a_full_queue_blocks_the_caller() -> None:
@@ -148,9 +169,11 @@ def test_too_many_failures_stop_the_pool_with_examples() -> None:
     limit = FailureLimit(share=0.3, window=20, least=10)
     with ScoringPool([Reward(scorers.act)], workers=2, limit=limit) as pool:
         futures = [pool.score("return 1", {}) for _ in range(10)]
-        with pytest.raises(TooManyFailures, match=r"(?s)allowed; the last of them:.*g\d+ after .*KeyError") as stopped:
+        with pytest.raises(
+            TooManyFailures, match=r"(?s)allowed; the last of them:.*g\d+ after .*no namespaces"
+        ) as stopped:
             while True:
-                futures.append(pool.score("raise", {}, of=f"g{len(futures)}"))
+                futures.append(pool.score("unsafe", {}, of=f"g{len(futures)}"))
         assert stopped.value.examples and all(isinstance(e.outcome, Unscorable) for e in stopped.value.examples)
         assert not wait(futures, timeout=WAIT).not_done
         ends = [future.exception() or future.result() for future in futures]
@@ -262,6 +285,15 @@ def test_the_failure_share_counts_the_window_only() -> None:
         verdicts.append(tally.too_many)
     assert verdicts == [False, False, False, True, False, False, False, False]
     assert tally.report().scored == 4 and tally.report().unscorable == {"crash": 4}
+
+
+def test_answers_that_make_their_scoring_fail_are_counted_and_stop_nothing() -> None:
+    tally = ScoringTally(FailureLimit(share=0.0, window=4, least=1))
+    for outcome in (Score(0.0, {"unscorable.timeout": 0.0}), Unscorable("crash", BY_ANSWER + "it died")):
+        tally.add(Scored("x", "", 0.0, outcome, why="it took too long"))
+    report = tally.report()
+    assert not tally.too_many and report.answer_faults == {"timeout": 1, "crash": 1} and report.unscorable == {}
+    assert "because the answer made its scoring fail (timeout: it took too long)" in str(report.failing[0])
 
 
 def test_a_queue_that_ends_wakes_the_threads_that_wait_for_it() -> None:

@@ -1,6 +1,7 @@
 """Formulas are compared by value, expensive ones never reach sympy, and an unreadable reference is an error."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from offbeat.errors import TaskError
 from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks.data import rows
 from offbeat.tasks.task import make
-from offbeat.types import Score, Unscorable
+from offbeat.types import Score
 from offbeat.verify import UnreadableReference
 from offbeat.verify.latex import screen
 
@@ -160,6 +161,28 @@ def test_the_formula_for_majority_votes_has_no_spaces() -> None:
     assert final_formula(r"\boxed{ x + 1 }") == final_formula("The answer is $x+1$.") == "x+1"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "(x+y+z+w+1.5)^{30}",
+        r"\{(x+y+z+w+1.5)^{30}, 1\}",
+        "((x+y+z+w+1.5)^{30}, 2)",
+        "(x+y+z+w+1.5)^{30} = 0",
+        r"(\sqrt2+\sqrt3+\sqrt5+\sqrt7+\sqrt{11})^{30}",
+    ],
+)
+def test_a_formula_with_too_many_terms_is_wrong_at_once(answer: str) -> None:
+    start = time.process_time()
+    assert not equivalent(rf"\boxed{{{answer}}}", "5")
+    assert not equivalent(rf"\boxed{{{answer}}}", r"\{1, 2\}")
+    assert time.process_time() - start < 1.0
+
+
+def test_floats_are_compared_by_value_first_and_by_math_verify_if_they_are_close() -> None:
+    assert equivalent(r"\boxed{0.5x}", r"\frac{x}{2}") and not equivalent(r"\boxed{0.6x}", r"\frac{x}{2}")
+    assert equivalent(r"\boxed{1.5}", r"\frac32") and not equivalent(r"\boxed{1.501}", r"\frac32")
+
+
 def test_the_task_reads_answers_or_boxed_solutions(tmp_path: Path) -> None:
     file = tmp_path / "two.jsonl"
     lines = [
@@ -179,11 +202,11 @@ def test_the_task_reads_answers_or_boxed_solutions(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_a_comparison_that_takes_too_long_has_no_score_and_the_next_one_does(tmp_path: Path) -> None:
+def test_a_comparison_that_takes_too_long_is_the_answers_fault_and_the_next_one_has_its_score(tmp_path: Path) -> None:
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"problem": "a", "answer": "5"}))
     slow, reference = EQUAL_IN_DISGUISE["a zero of sines"]
     with ScoringPool.of(make("math", {"source": str(file)}), workers=1) as pool:
         first, second = pool.score_all([(rf"\boxed{{{slow}}}", {"answer": reference}), (r"\boxed{5}", {"answer": "5"})])
-    assert isinstance(first, Unscorable) and first.reason == "timeout"
+    assert first == Score(0.0, {"unscorable.timeout": 0.0})
     assert second == Score(1.0, {"correct": 1.0})

@@ -67,8 +67,11 @@ def score(
         with ScoringPool.of(chosen, workers=workers, limit=FailureLimit(share=max_failures)) as pool:
             for group, completion, now in _score_all(stored, pool):
                 changes.add(group, completion, now)
-            slowest = pool.report().slowest[:3]
+            pool_report = pool.report()
         _print_changes(changes)
+        if failing := [entry for entry in pool_report.failing if entry.why][-3:]:
+            typer.echo("scoring failed, for instance:\n" + "\n".join(printable(f"  {entry}") for entry in failing))
+        slowest = pool_report.slowest[:3]
         typer.echo("slowest:\n" + "\n".join(printable(f"  {entry}") for entry in slowest))
         if write:
             typer.echo(f"{_append(opened, changes, chosen.name)} late scores appended")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from offbeat.errors import ConservationError
+from offbeat.errors import ConservationError, LogReadError
 
 
 class LedgerEventKind(StrEnum):
@@ -33,6 +33,16 @@ class LedgerEventKind(StrEnum):
     """The trainer refused it, for the given cause. A group that validation refuses never enters the log."""
     REWOUND = "rewound"
     """The consumer `by` resumed at `step`. Has no group."""
+
+
+def event_kind(name: str) -> LedgerEventKind:
+    """Return the kind of an event that a log has recorded."""
+    try:
+        return LedgerEventKind(name)
+    except ValueError:
+        raise LogReadError(
+            f"the ledger has an event {name!r}, which does not exist: its table is damaged, or of a later version"
+        ) from None
 
 
 class Fate(StrEnum):

@@ -255,7 +255,7 @@ class LogReader:
         columns = ["group_id", "event", "step", "cause", "by", "drift", "ess", "updates", "run"]
         recorded = self.tables.events.scan(0, now.events, columns)
         events: Iterable[LedgerEvent] = (
-            LedgerEvent(group, _event_kind(event), *fields)
+            LedgerEvent(group, event_kind(event), *fields)
             for group, event, *fields in zip(*(recorded[c].to_pylist() for c in columns), strict=True)
         )
         refusals = self.tables.quarantine.scan(0, now.quarantine, ["group_id", "reason"], "kind = 'group'")
@@ -327,15 +327,6 @@ def _prompt_keys(summary: pa.Table) -> NDArray[np.uint64]:
     keys = np.array([prompt_key(*name.split("\0", 1)) for name in names.dictionary.to_pylist()], np.uint64)
     found: NDArray[np.uint64] = keys[names.indices.to_numpy()]
     return found
-
-
-def _event_kind(name: str) -> LedgerEventKind:
-    try:
-        return LedgerEventKind(name)
-    except ValueError:
-        raise LogReadError(
-            f"the ledger has an event {name!r}, which does not exist: its table is damaged, or of a later version"
-        ) from None
 
 
 def _ints(column: pa.ChunkedArray) -> Ints:

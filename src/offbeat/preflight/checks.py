@@ -146,7 +146,8 @@ def _check_task(config: Config) -> tuple[Task | None, list[str]]:
         return None, [f"task.name = {name!r} is not a task; {suggest_nearest(name, FACTORIES)}"]
     try:
         known = inspect.signature(resolve(FACTORIES["custom" if own else name])).parameters
-        if problems := _check_options(name, {**options, "path": name} if own else options, known):
+        theirs = {option: value for option, value in options.items() if option != "answer_fault"}  # every task has it
+        if problems := _check_options(name, {**theirs, "path": name} if own else theirs, known):
             return None, problems
         task = make(name, options)
         return task, _check_playable(config, task) + (check_columns(task, name) if own else [])

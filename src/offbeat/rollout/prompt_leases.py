@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Protocol, cast
 
+from offbeat.scoring.tally import OutcomeCount
 from offbeat.seeds import derive
 from offbeat.types import Group, Json, Prompt
 
@@ -60,8 +61,8 @@ class Prompts(Protocol):
     async def renew(self, group_ids: Sequence[str], by: str) -> list[str]:
         """Keep these leases, because the worker's engine answers; return those that the worker no longer holds."""
 
-    async def finish(self, group_ids: Sequence[str]) -> None:
-        """Note that these groups are in the experience log."""
+    async def finish(self, group_ids: Sequence[str], outcomes: Sequence[OutcomeCount] = ()) -> None:
+        """Note that these groups are in the experience log, and what became of their completions in scoring."""
 
     async def evaluated(self, groups: Sequence[Group]) -> None:
         """Hand over the scored answers to evaluation prompts."""
@@ -232,7 +233,7 @@ class LocalPrompts:
     async def renew(self, group_ids: Sequence[str], by: str) -> list[str]:
         return self._leases.renew(group_ids, self._clock(), by)
 
-    async def finish(self, group_ids: Sequence[str]) -> None:
+    async def finish(self, group_ids: Sequence[str], outcomes: Sequence[OutcomeCount] = ()) -> None:
         self._leases.finish(group_ids)
 
     async def evaluated(self, groups: Sequence[Group]) -> None:
@@ -264,8 +265,8 @@ class PerVersion:
     async def renew(self, group_ids: Sequence[str], by: str) -> list[str]:
         return await self._prompts.renew(group_ids, by)
 
-    async def finish(self, group_ids: Sequence[str]) -> None:
-        await self._prompts.finish(group_ids)
+    async def finish(self, group_ids: Sequence[str], outcomes: Sequence[OutcomeCount] = ()) -> None:
+        await self._prompts.finish(group_ids, outcomes)
 
     async def evaluated(self, groups: Sequence[Group]) -> None:
         await self._prompts.evaluated(groups)

@@ -32,6 +32,7 @@ from offbeat.rollout.generation import GroupMaker
 from offbeat.rollout.parity import Prober, ProbeVerdict
 from offbeat.rollout.prompt_leases import PromptLease, Prompts
 from offbeat.rollout.worker_parts import Policies, WorkerTally
+from offbeat.scoring.tally import count_outcomes
 from offbeat.types import Group
 from offbeat.weights.probe import Probe
 
@@ -248,7 +249,7 @@ class Worker:
         submitted: Future[Receipt] = self._log.submit(groups)
         receipt = await asyncio.wrap_future(submitted)
         self._held.difference_update(ids)
-        await self._prompts.finish(ids)
+        await self._prompts.finish(ids, count_outcomes(groups))
         self.tally.groups += len(receipt.accepted)
         self.tally.refused += len(receipt.refused)
         self.tally.tokens += sum(len(one.token_ids) for group in groups for one in group.completions)

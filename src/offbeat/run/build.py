@@ -34,6 +34,7 @@ from offbeat.rollout.stopping import read_generation_config, stop_tokens
 from offbeat.rollout.worker import Pace, Worker
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission, OfflineAdmission
 from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
+from offbeat.run.counted_learner import CountedLearner
 from offbeat.run.desk import Desk
 from offbeat.run.directory import PauseFile, RunDirectory
 from offbeat.run.evaluation import LoggedPrompts, evaluation_prompts
@@ -198,8 +199,9 @@ def make_loop(
         asked = partial(evaluation_prompts, config, context.task, context.tokenizer)
         rates = EngineEvaluation(desk, asked, config.workers.lease_seconds, config.run.patience, clock)
         rounds = EvaluationRounds(rates, schedule, journal, overlap=config.run.mode == "concurrent")
+    counted = CountedLearner(learner, desk.scoring, journal)
     return Loop(
-        _plan(config), log, sampler, desk, admission, fleet, learner, _cadence(config), journal,
+        _plan(config), log, sampler, desk, admission, fleet, counted, _cadence(config), journal,
         Health(run=str(context.directory.path)),
         Stopwatch(clock), clock, rounds, pause_control=PauseFile(context.directory.pause),
         published=published, evidence=evidence, cursor=cursor, consumer=own.trainer,

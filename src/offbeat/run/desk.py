@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from offbeat.rollout.prompt_leases import PromptLease, PromptLeases
 from offbeat.run.admission import Admission, Progress
 from offbeat.run.evaluation_leases import EvaluationLeases
+from offbeat.run.scoring_counts import ScoringCounts
 from offbeat.run.waiting_line import WaitingLine, WaitingRequest
+from offbeat.scoring.tally import OutcomeCount
 from offbeat.types import Group, Json
 
 
@@ -28,6 +30,7 @@ class Desk:
         """Groups admitted so far; a group that is admitted again counts again."""
         self.finished = 0
         """Groups finished so far."""
+        self.scoring = ScoringCounts()
         self._finished_when_read = 0
         self._serving: dict[str, int | None] = {}
         self._line = WaitingLine()
@@ -71,8 +74,9 @@ class Desk:
         self._evaluation = evaluation
         self._changed()
 
-    async def finish(self, group_ids: Sequence[str]) -> None:
+    async def finish(self, group_ids: Sequence[str], outcomes: Sequence[OutcomeCount] = ()) -> None:
         self._count_idle()
+        self.scoring.add(outcomes)
         self.finished += self._leases.finish(group_ids)
         self._changed()
 

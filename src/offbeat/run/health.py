@@ -13,7 +13,8 @@ from typing import Final
 
 from offbeat.errors import suggest_nearest
 from offbeat.metrics import METRICS
-from offbeat.types import Group, GroupDrift, Unscorable
+from offbeat.scoring.tally import failure_of
+from offbeat.types import Group, GroupDrift
 
 NAMED: Final = 3
 """Groups that the text of an alarm names."""
@@ -77,6 +78,12 @@ DEFAULT_RULES: Sequence[Rule] = (
         patience=3,
         action=Action.PAUSE,
         advice="a reward function is broken: look at its errors",
+    ),
+    Rule(
+        "answer_fault_share",
+        above=0.2,
+        patience=3,
+        advice="many answers make the reward function fail: look at them, and set answer_fault to a penalty",
     ),
     Rule(
         "engine_gap",
@@ -149,8 +156,8 @@ def _suspects(metric: str, groups: Sequence[Group], drift: Mapping[str, GroupDri
     """Return the groups of a batch, those first that contribute most to an alarm about `metric`."""
 
     def order(group: Group) -> float:
-        if metric == "unscorable_share":
-            return -sum(isinstance(one.score, Unscorable) for one in group.completions)
+        if metric in ("unscorable_share", "answer_fault_share"):
+            return -sum(bool(failure_of(one.score)) for one in group.completions)
         measured = drift.get(group.id)
         if measured is None:
             return math.inf

@@ -10,7 +10,9 @@ read all memory within reach: its answers are accepted only if they are right.
 
 bubblewrap.py  the backend of this machine
 jail.py        its bwrap command and system call filter
-slots.py       its slots: user ids and control groups
+slots.py       its slots: numbers with user ids, one per running program
+cgroups.py     control groups of slots: caps, and a share of the CPU
+meter.py       CPU that a tree of processes received and waited for
 pipes.py       reading from and writing to an untrusted process
 driver.py      the code inside the sandbox, and the wire form of answers
 """
@@ -39,7 +41,8 @@ class SandboxLimits:
     """
 
     seconds: float = 8.0
-    """Wall time from when the interpreter is ready. All calls of a program share it."""
+    """From when the interpreter is ready, shared by all calls of a program: CPU of all its processes, or wall time
+    without the time in which it waited for a CPU, whichever is more (`meter.py`)."""
     memory_mb: int = 256
     """For all its processes together, including files in /tmp."""
     processes: int = 64
@@ -66,7 +69,7 @@ class ProgramOutcome:
     detail: str = ""
     """A message: the end of its standard error, or the limit it exceeded."""
     seconds: float = 0.0
-    """The time it used, without the start of the sandbox."""
+    """The time it used, in the sense of `SandboxLimits.seconds`."""
 
 
 class Sandbox(Protocol):

@@ -8,7 +8,10 @@ and with it every process of the program.
     sh (enters the control group) → bwrap (namespaces, mounts, filter) → setpriv (the slot's user) → python -I -S
 
 Root gets all of this. Other users get it through a user namespace, with two differences: programs run as that user, not
-as one user per slot, and the control groups must be delegated (`slots.py`).
+as one user per slot, and the control groups must be delegated (`cgroups.py`).
+
+A program is judged by the time that it received (`meter.py`), not by the clock on the wall. One that received too
+little is run again, and is then `SandboxStarved`, which is no failure of the program.
 """
 
 import json
@@ -16,20 +19,27 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from offbeat.errors import SandboxError, SandboxMissing
+from offbeat.errors import SandboxError, SandboxMissing, SandboxStarved
 from offbeat.sandbox import Arguments, Ending, ProgramOutcome, SandboxLimits, driver
+from offbeat.sandbox.cgroups import Cgroup, find_groups
 from offbeat.sandbox.jail import assemble, find_jail
+from offbeat.sandbox.meter import SAMPLE_SECONDS, TreeMeter, Usage
 from offbeat.sandbox.pipes import ProcessPipes, ReadEnd
-from offbeat.sandbox.slots import Cgroup, Slots, find_groups
+from offbeat.sandbox.slots import Slots
 from offbeat.types import Json
 
 _START_SECONDS: Final = 30.0
 """Time for the interpreter to start; a slower machine could not test programs fairly."""
+_PATIENCE: Final = (4.0, 8.0)
+"""How many times its limit a program may take by the clock while it is starved: the first time, and once more."""
+_LEAST_LIMIT: Final = 10.0
+"""A shorter limit counts as this for patience: a wait of seconds is usual beside a trainer."""
+_SHORTEST_WAIT: Final = 0.01
 _EXIT_SECONDS: Final = 5.0
 _STARTER_PROCESSES: Final = 3
 """bwrap twice and the interpreter; they do not count against the program's limit."""
@@ -71,8 +81,26 @@ class Bubblewrap:
 
     def call(self, program: str, function: str, calls: Sequence[Arguments], limits: SandboxLimits) -> ProgramOutcome:
         """Implement `Sandbox.call`. After its last answer the program is killed."""
+        return self._judged(lambda patience: self._call(program, function, calls, limits, patience))
+
+    def run(self, program: str, stdin: bytes, limits: SandboxLimits) -> ProgramOutcome:
+        """Implement `Sandbox.run`."""
+        return self._judged(lambda patience: self._run(program, stdin, limits, patience))
+
+    def _judged(self, attempt: Callable[[float], ProgramOutcome]) -> ProgramOutcome:
+        """Run a program, and once more if it was starved. Second attempts are made one at a time on this machine."""
+        first, second = _PATIENCE
+        try:
+            return attempt(first)
+        except SandboxStarved:
+            with self._slots.one_at_a_time():
+                return attempt(second)
+
+    def _call(
+        self, program: str, function: str, calls: Sequence[Arguments], limits: SandboxLimits, patience: float
+    ) -> ProgramOutcome:
         answers: list[Json] = []
-        with self._started(program, function, limits) as running:
+        with self._started(program, function, limits, patience) as running:
             for arguments in calls:
                 running.pipes.send(driver.frame(arguments))
                 read_end, line = running.read_line()
@@ -84,15 +112,16 @@ class Bubblewrap:
                     return running.ended("crashed", tuple(answers), detail=f"not an answer: {line[:80]!r}")
             return running.ended("finished", tuple(answers))
 
-    def run(self, program: str, stdin: bytes, limits: SandboxLimits) -> ProgramOutcome:
-        """Implement `Sandbox.run`."""
-        with self._started(program, None, limits) as running:
+    def _run(self, program: str, stdin: bytes, limits: SandboxLimits, patience: float) -> ProgramOutcome:
+        with self._started(program, None, limits, patience) as running:
             running.pipes.send(stdin)
             running.pipes.close_input()
-            return running.outcome(running.pipes.read_until(lambda: False, running.until))
+            return running.outcome(running.read_until(lambda: False))
 
     @contextmanager
-    def _started(self, program: str, function: str | None, limits: SandboxLimits) -> Iterator["_Running"]:
+    def _started(
+        self, program: str, function: str | None, limits: SandboxLimits, patience: float
+    ) -> Iterator["_Running"]:
         """Start a program in its own slot, and kill all of it afterwards."""
         with self._slots.one() as slot:
             group = self._capped_group(slot.number, limits)
@@ -100,7 +129,7 @@ class Bubblewrap:
                 running = _Running(process, pipes, group, script=function is None)
                 try:
                     pipes.send(self._driver + driver.frame((program, function, self._process_limits(limits))))
-                    running.start(limits.seconds)
+                    running.start(limits.seconds, patience)
                     yield running
                 finally:
                     running.end()
@@ -113,6 +142,7 @@ class Bubblewrap:
             group = self._groups.group(f"slot-{slot}")
             group.kill()  # left over from a holder that died
             group.cap(limits.memory_mb << 20, limits.processes + _STARTER_PROCESSES)
+            group.share_cpu()
         except OSError as error:
             raise SandboxError(f"the control group of slot {slot} could not be set up: {error}") from error
         return group
@@ -170,40 +200,76 @@ class _Running:
         self, process: "subprocess.Popen[bytes]", pipes: ProcessPipes, group: Cgroup | None, *, script: bool
     ) -> None:
         self.pipes = pipes
-        self.until = self._started = 0.0
         self._process = process
         self._group = group
         self._script = script
         self._oom_before = group.out_of_memory() if group else None
+        self._searched = 0
+        self._seconds = self._longest = self._started = 0.0
+        self._meter: TreeMeter | None = None
 
-    def start(self, seconds: float) -> None:
+    def start(self, seconds: float, patience: float) -> None:
         """Wait for the driver, then start the program's clock."""
-        read_end, line = self.read_line(time.monotonic() + _START_SECONDS)
+        read_end = self.pipes.read_until(self._has_line, time.monotonic() + _START_SECONDS)
+        line = self._take_line()
         if line + b"\n" != driver.READY:
             self.end()
-            status = f"status {self._process.returncode}"
-            what = f"not ready after {_START_SECONDS:.0f} s" if read_end == "timeout" else status
-            raise SandboxError(f"the sandbox did not start ({what}): {self._errors()}")
+            if read_end == "timeout":
+                raise SandboxStarved(f"the sandbox was not ready after {_START_SECONDS:.0f} s: {self._errors()}")
+            raise SandboxError(f"the sandbox did not start (status {self._process.returncode}): {self._errors()}")
+        self._meter = TreeMeter(
+            self._process.pid, self._group.cpu_seconds if self._group and self._group.cpu_account else None
+        )
         self._started = time.monotonic()
-        self.until = self._started + seconds
+        self._seconds, self._longest = seconds, max(seconds, _LEAST_LIMIT) * patience
 
-    def read_line(self, until: float | None = None) -> tuple[ReadEnd, bytes]:
+    def read_line(self) -> tuple[ReadEnd, bytes]:
         """Read the next line of its standard output."""
-        read_end = self.pipes.read_until(lambda: b"\n" in self.pipes.received, self.until if until is None else until)
-        line, _, rest = self.pipes.received.partition(b"\n")
-        if read_end == "done":
-            self.pipes.received = rest
-        return read_end, bytes(line)
+        read_end = self.read_until(self._has_line)
+        return read_end, self._take_line() if read_end == "done" else b""
+
+    def read_until(self, done: Callable[[], bool]) -> ReadEnd:
+        """Read until `done()`, its outputs are closed or too long, or the program has used up its time."""
+        left = min(self._seconds, SAMPLE_SECONDS)
+        while (read_end := self.pipes.read_until(done, time.monotonic() + left)) == "timeout":
+            left = self._time_left()
+            if left <= 0:
+                return "timeout"
+        return read_end
+
+    def _time_left(self) -> float:
+        """Return how long to wait before the next look at the clock; 0 if the program has used up its time."""
+        usage = self._usage()
+        if usage.own >= self._seconds:
+            return 0.0
+        if usage.wall >= self._longest:
+            raise SandboxStarved(f"the machine was too busy to judge a program: it received {usage}; run fewer at once")
+        return min(max(self._seconds - usage.own, _SHORTEST_WAIT), SAMPLE_SECONDS)
+
+    def _usage(self) -> Usage:
+        """Return what the program received. A look at the processes takes longer than a short program."""
+        wall = time.monotonic() - self._started
+        return Usage(wall, 0.0, 0.0) if self._meter is None or wall < SAMPLE_SECONDS / 2 else self._meter.read()
+
+    def _has_line(self) -> bool:
+        found = self.pipes.received.find(
+            b"\n", self._searched
+        )  # from where the last search ended: it may be called often
+        self._searched = found if found >= 0 else len(self.pipes.received)
+        return found >= 0
+
+    def _take_line(self) -> bytes:
+        line, _, self.pipes.received = self.pipes.received.partition(b"\n")
+        self._searched = 0
+        return bytes(line)
 
     def outcome(self, read_end: ReadEnd, answers: tuple[Json, ...] = ()) -> ProgramOutcome:
         """Find out why the program sends no more."""
         stdout = bytes(self.pipes.received) if self._script else b""
         if read_end == "overflow":
             return self.ended("output", answers, detail="it wrote more than its limit")
-        try:
-            # It may have closed its outputs and still be running.
-            status = self._process.wait(0 if read_end == "timeout" else max(self.until - time.monotonic(), 0))
-        except subprocess.TimeoutExpired:
+        status = self._exit_status(0.0 if read_end == "timeout" else SAMPLE_SECONDS)
+        if status is None:
             return self.ended("timeout", answers, stdout, "its time was up")
         if status == 0 and self._script:
             return self.ended("finished", (), stdout)
@@ -216,7 +282,16 @@ class _Running:
     def ended(
         self, ending: Ending, answers: tuple[Json, ...] = (), stdout: bytes = b"", detail: str = ""
     ) -> ProgramOutcome:
-        return ProgramOutcome(ending, answers, stdout, detail, time.monotonic() - self._started)
+        return ProgramOutcome(ending, answers, stdout, detail, self._usage().own)
+
+    def _exit_status(self, wait: float) -> int | None:
+        """Return its status, or None if its time is up: it may have closed its outputs and still be running."""
+        while True:
+            try:
+                return self._process.wait(wait)
+            except subprocess.TimeoutExpired:
+                if not wait or not (wait := self._time_left()):
+                    return None
 
     def end(self) -> None:
         """Kill everything in the slot, and wait until it has ended."""

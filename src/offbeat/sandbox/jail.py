@@ -1,9 +1,10 @@
 """The jail of a sandboxed program: the bwrap command that starts it, and the filter of its system calls.
 
 The seccomp filter lists the calls that Python needs. Every other call returns ENOSYS, as if the kernel did not have it:
-mount, ptrace, bpf, keyctl, io_uring, socket, unshare and whatever a later kernel adds. A call of another instruction
-set kills the process. The filter is a classic BPF program of a few hundred instructions, assembled here, so it needs no
-library.
+mount, ptrace, bpf, keyctl, io_uring, socket, unshare and whatever a later kernel adds. setsid and setpriority are not
+there either: with the kernel's autogroups every session has a CPU share, and a program that lowers its own priority
+would look starved. A call of another instruction set kills the process. The filter is a classic BPF program of a few
+hundred instructions, assembled here, so it needs no library.
 """
 
 import os
@@ -133,10 +134,10 @@ _ALLOWED: Final = """
     exit_group:231:94 wait4:61:260 waitid:247:95 set_tid_address:218:96 set_robust_list:273:99
     get_robust_list:274:100 futex:202:98 rseq:334:293 sched_yield:24:124 sched_getaffinity:204:123
     sched_setaffinity:203:122 sched_getparam:143:121 sched_getscheduler:145:120 sched_get_priority_max:146:125
-    sched_get_priority_min:147:126 getpriority:140:141 setpriority:141:140 getcpu:309:168 getpid:39:172
+    sched_get_priority_min:147:126 getpriority:140:141 getcpu:309:168 getpid:39:172
     getppid:110:173 gettid:186:178
     getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177 getgroups:115:158 getresuid:118:148 getresgid:120:150
-    getpgid:121:155 setpgid:109:154 getsid:124:156 setsid:112:157 setuid:105:146 setgid:106:144 setreuid:113:145
+    getpgid:121:155 setpgid:109:154 getsid:124:156 setuid:105:146 setgid:106:144 setreuid:113:145
     setregid:114:143 setresuid:117:147 setresgid:119:149 setgroups:116:159 capget:125:90 capset:126:91
     getrlimit:97:163 setrlimit:160:164 getrusage:98:165 uname:63:160 getrandom:318:278 restart_syscall:219:128
 

@@ -5,99 +5,60 @@
         scores = pool.score_all([(text, example.record) for text in texts])
 
 Each worker process has a thread, which takes the next completion from the queue, sends it to the process and waits
-until the deadline. A process that is late, dead, stopped or out of memory is killed with its children and replaced; its
-completion ends as `Unscorable`. One thread holds a completion from the queue to its result, so it ends exactly once.
+until the deadline. A process that is late, dead, stopped or out of memory is killed with its children and replaced.
+One thread holds a completion from the queue to its result, so it ends exactly once.
+
+If scoring fails, the pool finds out who caused it. If the worker had too little CPU or was killed by a signal, another
+is asked, and then the machine is to blame. After a crash or an error the completion is graded again, in case an earlier
+one caused it. If it fails again, the worker grades a control: another answer, which was scored before, to this prompt.
+If the control has a score, this answer caused the failure, and gets what the task says (`Task.answer_fault`, by default
+the lowest reward). Otherwise the grader is broken for this prompt, and the completion is `Unscorable`, as it is if the
+function waited for something outside, such as a service.
 """
 
 import itertools
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from offbeat.errors import PoolClosed, PoolError
-from offbeat.scoring.process import LONGEST_PAUSE, Grader, WorkerProcesses, setup_message
+from offbeat.scoring.bounded_queue import BoundedQueue
+from offbeat.scoring.process import LONGEST_PAUSE, Grader, Reply, WorkerProcesses, longest_wait, setup_message
 from offbeat.scoring.tally import FailureLimit, PoolReport, Scored, ScoringTally, TooManyFailures
 from offbeat.scoring.worker import ChannelClosed, encode_message
-from offbeat.tasks.rewards import Columns, Reward
+from offbeat.tasks.rewards import FOR_EVALUATION, AnswerFault, Columns, Reward, fault_reward
 from offbeat.tasks.task import Task
-from offbeat.types import Score, Unscorable
+from offbeat.types import BY_ANSWER, FAULT, Score, Unscorable
 
 Outcome = Score | Unscorable
-Item = TypeVar("Item")
 
 _EXCERPT: Final = 200
+_LONGEST_CONTROL: Final = 10_000
+"""Characters of a text that can serve as a control."""
+_ASKS: Final = 3
+"""How often one completion can take a worker's whole time: twice itself, and its control."""
 _CLOSING_SECONDS: Final = 15.0
-
-
-class BoundedQueue(Generic[Item]):
-    """A first-in, first-out queue for many threads, with a capacity and an end.
-
-    >>> queue = BoundedQueue(capacity=2)
-    >>> queue.put("a", seconds=1.0)
-    >>> queue.get()
-    'a'
-    >>> queue.put("b", seconds=1.0)
-    >>> queue.end(RuntimeError("stopped"))
-    ['b']
-    >>> print(queue.get())
-    None
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._items: deque[Item] = deque()
-        self._changed = threading.Condition()
-        self._ended: Exception | None = None
-
-    def put(self, item: Item, *, seconds: float) -> None:
-        """Append an item. `TimeoutError` if the queue stays full; the reason for its end if it has ended."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._ended or len(self._items) < self.capacity, timeout=seconds):
-                raise TimeoutError(f"a queue of {self.capacity} was full for {seconds:g} s")
-            if self._ended is not None:
-                raise copy(self._ended)  # a copy for each caller: a traceback grows each time it is raised
-            self._items.append(item)
-            self._changed.notify_all()
-
-    def get(self) -> Item | None:
-        """Wait for the next item and return it, or None if the queue has ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._items)
-            if self._ended is not None:
-                return None
-            item = self._items.popleft()
-            self._changed.notify_all()
-            return item
-
-    def end(self, reason: Exception) -> list[Item]:
-        """End the queue and return the items left in it. The first reason stays."""
-        with self._changed:
-            self._ended = self._ended or reason
-            left = list(self._items)
-            self._items.clear()
-            self._changed.notify_all()
-            return left
-
-    @property
-    def ended(self) -> Exception | None:
-        """The reason for its end, or None if it has not ended."""
-        with self._changed:
-            return self._ended
 
 
 @dataclass
 class _Job:
     number: int
     of: str
-    excerpt: str
+    text: str
+    columns: Columns
     request: bytes
+    cpu: float = 0.0
     result: "Future[Outcome]" = field(default_factory=Future)
+
+
+def _side(job: _Job) -> int:
+    """Return 0 for a completion of training, 1 for one of evaluation."""
+    return int(bool(job.columns.get(FOR_EVALUATION)))
 
 
 class ScoringPool:
@@ -115,6 +76,8 @@ class ScoringPool:
         reward_range: tuple[float, float] = (0.0, 1.0),
         *,
         evaluation: Grader | None = None,
+        answer_fault: AnswerFault = "floor",
+        evaluation_fault: AnswerFault | None = None,
         deadline: float = 5.0,
         workers: int = 2,
         memory_mib: int = 2048,
@@ -128,7 +91,10 @@ class ScoringPool:
             rewards: Functions that another process can import.
             reward_range: A reward outside it is `Unscorable("invalid")`.
             evaluation: Rewards and range of prompts with the column `FOR_EVALUATION`. Default: the same.
-            deadline: Seconds of wall time per completion.
+            answer_fault: What an answer gets that makes the scoring fail; see `Task.answer_fault`.
+            evaluation_fault: The same for evaluation. Default: the same.
+            deadline: Seconds per completion: wall time, without the time in which the worker and its children waited
+                for a CPU.
             workers: Number of processes.
             memory_mib: Memory limit of each process.
             waiting: Capacity of the queue; `score` blocks while it is full.
@@ -138,6 +104,12 @@ class ScoringPool:
         """
         graders = [(rewards, reward_range), *([evaluation] if evaluation else [])]
         setup = setup_message(graders, memory_mib)
+        faults = (answer_fault, answer_fault if evaluation_fault is None else evaluation_fault)
+        ranges = (graders[0][1], graders[-1][1])
+        self._fault_rewards = [fault_reward(fault, range_) for fault, range_ in zip(faults, ranges, strict=True)]
+        self._lowest = [math.inf, math.inf]
+        self._control = ""
+        self._turn = threading.Lock()
         self._deadline, self._start_seconds = deadline, start_seconds
         self._queue: BoundedQueue[_Job] = BoundedQueue(waiting)
         self._numbers = itertools.count()
@@ -174,6 +146,8 @@ class ScoringPool:
             task.rewards,
             task.reward_range,
             evaluation=(other.rewards, other.reward_range) if other.rewards != task.rewards else None,
+            answer_fault=task.answer_fault,
+            evaluation_fault=other.answer_fault,
             deadline=max(task.deadline, other.deadline),
             workers=workers,
             memory_mib=memory_mib,
@@ -189,12 +163,10 @@ class ScoringPool:
             columns: `Example.record`, or the columns of a stored prompt.
             of: A name for reports and errors, for instance the completion's id.
         """
-        number = next(self._numbers)
         try:
-            request = encode_message({"job": number, "text": text, "columns": dict(columns)})
+            job = self._job(text, columns, of)
         except TypeError as error:
             raise TypeError(f"the columns of {of or 'a completion'} must be JSON to reach a worker: {error}") from None
-        job = _Job(number, of, text[:_EXCERPT], request)
         # Every completion ahead ends within its deadline plus a restart, so this expires only if something is broken.
         seconds = self._longest_wait(1)
         try:
@@ -202,6 +174,11 @@ class ScoringPool:
         except TimeoutError:
             raise PoolError(f"waited {seconds:g} s for room to score {of or 'a completion'}") from None
         return job.result
+
+    def _job(self, text: str, columns: Columns, of: str = "") -> _Job:
+        number = next(self._numbers)
+        request = encode_message({"job": number, "text": text, "columns": dict(columns)})
+        return _Job(number, of, text, columns, request)
 
     def score_all(self, completions: Iterable[tuple[str, Columns]]) -> list[Outcome]:
         """Score many completions and return the outcomes in the same order."""
@@ -212,7 +189,7 @@ class ScoringPool:
     def _longest_wait(self, completions: int) -> float:
         """Return the most seconds that so many completions can take after those the workers hold now."""
         rounds = math.ceil(completions / len(self._threads)) + 1
-        return rounds * (self._deadline + 3 * self._start_seconds + LONGEST_PAUSE)
+        return rounds * _ASKS * (longest_wait(self._deadline) + 3 * self._start_seconds + LONGEST_PAUSE)
 
     def report(self) -> PoolReport:
         with self._lock:
@@ -271,18 +248,60 @@ class ScoringPool:
             job.result.set_result(outcome)
 
     def _ask(self, job: _Job, slot: int) -> Outcome:
+        """Score one completion, and find out who is to blame if that fails."""
+        asked = time.monotonic()
+        reply = self._reply(job, slot)
+        if reply.failure == "disturbed":
+            with self._turn:  # the fewer at once, the more CPU for each
+                reply = self._reply(job, slot)
+        if reply.failure == "unclear":
+            reply = self._reply(job, slot)
+        outcome = reply.outcome
+        if isinstance(outcome, Unscorable) and reply.failure in ("computed", "unclear"):
+            outcome = self._blamed(job, slot, outcome)
+        elif isinstance(outcome, Score):
+            self._remember(job, outcome)
+        why = reply.outcome.detail if isinstance(reply.outcome, Unscorable) else ""
+        self._count(Scored(job.of, job.text[:_EXCERPT], time.monotonic() - asked, outcome, job.cpu, why))
+        return outcome
+
+    def _remember(self, job: _Job, score: Score) -> None:
+        """Keep what later failures are compared with."""
+        self._lowest[_side(job)] = min(self._lowest[_side(job)], score.reward)
+        if len(job.text) <= _LONGEST_CONTROL:
+            self._control = job.text
+
+    def _reply(self, job: _Job, slot: int) -> Reply:
+        """Have a worker grade, and replace it if it cannot be used again."""
         while True:
             process = self._workers.ready(slot)
-            asked = time.monotonic()
             try:
-                outcome, usable = process.ask(job.number, job.request, seconds=self._deadline)
+                reply = process.ask(job.number, job.request, seconds=self._deadline)
             except ChannelClosed:  # the process died while idle, so it never received this completion
                 self._workers.kill(slot)
                 continue
-            self._count(Scored(job.of, job.excerpt, time.monotonic() - asked, outcome))
-            if not usable:
+            job.cpu += reply.cpu
+            if not reply.usable:
                 self._workers.kill(slot)
+            return reply
+
+    def _blamed(self, job: _Job, slot: int, outcome: Unscorable) -> Outcome:
+        """Return what a completion gets whose scoring failed: by the answer's fault if another answer has a score."""
+        control = self._control
+        if self._closing.is_set() or control == job.text:
             return outcome
+        same_prompt = self._job(control, job.columns)
+        answered = self._reply(same_prompt, slot).outcome
+        job.cpu += same_prompt.cpu
+        if not isinstance(answered, Score):
+            return outcome
+        side = _side(job)
+        reward = self._fault_rewards[side]
+        if reward is None:
+            return Unscorable(outcome.reason, BY_ANSWER + outcome.detail)
+        if math.isinf(reward):  # the range has no lower end
+            reward = min(self._lowest[side], answered.reward)
+        return Score(reward, {FAULT + outcome.reason: reward})
 
     def _count(self, entry: Scored) -> None:
         with self._lock:

@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final, cast, get_args
+from dataclasses import dataclass
+from typing import Final, Literal, cast, get_args
 
 from offbeat.errors import PoolClosed, PoolError, RewardDoesNotImport, WorkerDoesNotEnd, WorkerDoesNotStart
 from offbeat.imports import reference
+from offbeat.sandbox.meter import SAMPLE_SECONDS, TreeMeter, Usage, descendants
 from offbeat.scoring.worker import Channel, ChannelClosed, Message
 from offbeat.tasks.rewards import Reason, Reward
 from offbeat.types import Json, Score, Unscorable
@@ -28,6 +30,39 @@ _IMPORT_ATTEMPTS: Final = 3
 _SHORTEST_START: Final = 2.0
 """Seconds that every start may take."""
 _KILL_SECONDS: Final = 10.0
+_SUPERVISOR_SECONDS: Final = 6.0
+"""Time for a supervisor to end everything below it, before the pool does it."""
+_PATIENCE: Final = 4.0
+"""How many times its deadline a completion may take by the clock while its worker is starved."""
+_LEAST_DEADLINE: Final = 10.0
+"""A shorter deadline counts as this for patience: a wait of seconds is usual beside a trainer."""
+_UNMETERED: Final = 0.25
+"""Seconds before the pool looks at the CPU of a worker; most completions take milliseconds."""
+_SHORTEST_WAIT: Final = 0.01
+
+Failure = Literal["", "disturbed", "outside", "computed", "unclear"]
+"""What the pool knows about a failure: the machine was too busy, or a signal ended the worker; it cannot be that of the
+answer, for instance because a service did not answer; the worker computed until its deadline; nothing yet. Empty if
+there is a score."""
+_FROM_OUTSIDE: Final = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+"""Exit codes of a worker that did not end by what it computed: a person, the system or its memory killer ended it."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a worker said about one completion, or why it said nothing."""
+
+    outcome: Score | Unscorable
+    failure: Failure
+    cpu: float = 0.0
+    """Seconds that the worker computed; 0 if it died."""
+    usable: bool = False
+    """True if the worker can take another completion; if not, kill it."""
+
+
+def longest_wait(deadline: float) -> float:
+    """Return the wall time after which a completion with this deadline ends in any case, starved or not."""
+    return _PATIENCE * max(deadline, _LEAST_DEADLINE)
 
 
 def setup_message(graders: Sequence[Grader], memory_mib: int) -> Message:
@@ -46,10 +81,11 @@ def setup_message(graders: Sequence[Grader], memory_mib: int) -> Message:
 
 
 class WorkerProcess:
-    """A running worker. It is a fresh interpreter, not a fork: the pool's process may hold torch and threads."""
+    """A running worker and its supervisor: a fresh interpreter, since the pool may hold torch and threads."""
 
     def __init__(self) -> None:
         self._code: int | None = None
+        self._worker_pid = 0
         pool_end, worker_end = socket.socketpair()
         self._channel = Channel(pool_end, max_bytes=_MAX_REPLY_BYTES)
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -61,7 +97,7 @@ class WorkerProcess:
                 env=os.environ | threads | {"PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[descriptor],
-                start_new_session=True,  # so its children are killed with it, and only the pool handles Ctrl-C
+                start_new_session=True,  # only the pool handles Ctrl-C
             )
 
     def prepare(self, setup: Message, *, seconds: float) -> None:
@@ -78,10 +114,12 @@ class WorkerProcess:
             raise WorkerDoesNotStart(f"a scoring worker {self.ending() or error} while importing {targets}") from None
         if "broken" in reply:
             raise RewardDoesNotImport(f"a scoring worker could not import {targets}: {reply['broken']}")
+        self._worker_pid = cast("int", reply["ready"])
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """The worker; until it is ready, its supervisor."""
+        return self._worker_pid or self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -95,56 +133,95 @@ class WorkerProcess:
                 code = self._process.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
                 return None
-            self.signal_kill()  # its children; at once, while no other process can have its process group id
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # at once, while no other process can have this group id
             self._code = code
         return self._code
 
-    def ask(self, job: int, request: bytes, *, seconds: float) -> tuple[Score | Unscorable, bool]:
+    def ask(self, job: int, request: bytes, *, seconds: float) -> Reply:
         """Have one completion graded; `request` is the encoded job number, text and columns.
 
-        Returns the outcome, and whether the worker can take another completion; if not, kill it. Raises
-        `ChannelClosed` if the worker was gone before it could have received the job.
+        `seconds` are wall time without the time in which the worker waited for a CPU: a reward function may use several
+        processes. Raises `ChannelClosed` if the worker was gone before it could have received the job.
         """
-        until = time.monotonic() + seconds
         try:
-            self._channel.send(request, seconds=seconds)
+            self._channel.send(request, seconds=longest_wait(seconds))
         except TimeoutError:
-            return self._timed_out(seconds), False
+            return self._late(Usage(longest_wait(seconds), 0.0, 0.0), seconds)
         try:
-            reply = self._channel.receive(seconds=until - time.monotonic())
-            return _outcome(reply, job), not reply["leaving"]
-        except TimeoutError:
-            return self._timed_out(seconds), False
+            reply = self._receive(seconds)
+            if isinstance(reply, Usage):
+                return self._late(reply, seconds)
+            outcome = _outcome(reply, job)
+            failure: Failure = "" if isinstance(outcome, Score) else "outside" if reply["outside"] else "unclear"
+            if failure == "unclear" and isinstance(outcome, Unscorable) and outcome.reason == "timeout":
+                failure = "computed"
+            return Reply(outcome, failure, float(cast("float", reply["cpu"])), usable=not reply["leaving"])
         except ChannelClosed:
-            return Unscorable("crash", f"the worker {self.ending() or 'closed its channel'} while scoring"), False
+            return self._crash(f"the worker {self.ending() or 'closed its channel'} while scoring")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            return Unscorable("crash", f"the worker sent an invalid reply: {error}"), False
+            return self._crash(f"the worker sent an invalid reply: {error}")
 
-    def _timed_out(self, seconds: float) -> Unscorable:
+    def _receive(self, seconds: float) -> Message | Usage:
+        """Return the reply of the worker; what the worker had received if its time, or the pool's patience, is up."""
+        unmetered = min(_UNMETERED, seconds / 4)  # counts as CPU
+        with contextlib.suppress(TimeoutError):
+            return self._channel.receive(seconds=unmetered)
+        meter, wait = TreeMeter(self._process.pid), _SHORTEST_WAIT
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return self._channel.receive(seconds=wait)
+            seen = meter.read()
+            usage = Usage(seen.wall + unmetered, seen.cpu + unmetered, seen.waited)
+            if usage.served >= seconds or usage.wall >= longest_wait(seconds):
+                return usage
+            wait = min(max(seconds - usage.served, _SHORTEST_WAIT), SAMPLE_SECONDS)
+
+    def _late(self, usage: Usage, seconds: float) -> Reply:
         # A child of a dead worker may hold its channel open: then there is no end of file, only silence.
         if not self.alive:
-            return Unscorable("crash", f"the worker {self.ending()} while scoring")
-        return Unscorable("timeout", f"scoring was stopped after {seconds:g} s")
+            return self._crash(f"the worker {self.ending()} while scoring")
+        if usage.served < seconds:
+            busy = f"the machine was too busy to score it: the worker received {usage}; run fewer things at once"
+            return Reply(Unscorable("sandbox", busy), "disturbed", usage.cpu)
+        outcome = Unscorable("timeout", f"scoring was stopped after {seconds:g} s, with {usage}")
+        return Reply(outcome, "computed" if usage.cpu > usage.served / 2 else "outside", usage.cpu)
+
+    def _crash(self, what: str) -> Reply:
+        return Reply(Unscorable("crash", what), "disturbed" if self._code in _FROM_OUTSIDE else "unclear")
 
     def ending(self) -> str | None:
-        """Describe how the process ended, or return None if it has not ended within a second."""
-        code = self._exit_code(1.0)
+        """Describe how the process ended, or return None if it does not end."""
+        code = self._exit_code(_KILL_SECONDS)
         if code is None:
             return None
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def signal_kill(self) -> None:
-        """Send SIGKILL to the process and its children without waiting."""
-        if self._code is None:
-            with contextlib.suppress(ProcessLookupError):
+        """Tell the supervisor to kill everything below it, without waiting."""
+        if self._code is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if sys.platform == "linux":
+                os.kill(self._process.pid, signal.SIGTERM)
+                os.kill(self._process.pid, signal.SIGCONT)  # it may be stopped
+            else:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kill the process and its children, and wait until it has ended."""
+        """Kill the worker and everything it has started, and wait until all have ended."""
         self.signal_kill()
         self._channel.close()
+        if self._exit_code(_SUPERVISOR_SECONDS) is None:
+            self._kill_tree()
         if self._exit_code(_KILL_SECONDS) is None:
             raise WorkerDoesNotEnd(f"waited {_KILL_SECONDS:g} s for scoring worker {self.pid} to end after SIGKILL")
+
+    def _kill_tree(self) -> None:
+        """Kill what the supervisor did not kill, and the supervisor."""
+        for pid in [*descendants(self._process.pid), self._process.pid]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _outcome(reply: Message, job: int) -> Score | Unscorable:

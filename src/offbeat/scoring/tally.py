@@ -2,11 +2,38 @@
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from offbeat.errors import PoolError
-from offbeat.types import Score, Unscorable
+from offbeat.types import Group, Score, Unscorable
+
+OutcomeCount = tuple[int, str, int]
+"""A policy version, what became of completions that it wrote, and how many: 'scored', or 'answer timeout', 'grader
+sandbox' and so on, with who is to blame and the reason. Plain values, because it travels between processes."""
+SCORED: Final = "scored"
+
+
+def failure_of(score: Score | Unscorable | None) -> str:
+    """Return the reason why the scoring of a completion failed, whoever caused it; empty if it did not.
+
+    >>> failure_of(Score(0.0, {"unscorable.crash": 0.0})), failure_of(Unscorable("timeout")), failure_of(Score(1.0))
+    ('crash', 'timeout', '')
+    """
+    return score.reason if isinstance(score, Unscorable) else score.fault if isinstance(score, Score) else ""
+
+
+def count_outcomes(groups: Sequence[Group]) -> list[OutcomeCount]:
+    """Count what became of the completions of groups, by the oldest version that wrote any of them; -1 if none did."""
+    found = Counter[tuple[int, str]]()
+    for group in groups:
+        version = -1 if group.oldest_version is None else group.oldest_version
+        for score in (completion.score for completion in group.completions):
+            reason = failure_of(score)
+            blame = score.blame if isinstance(score, Unscorable) else "answer"
+            found[version, f"{blame} {reason}" if reason else SCORED] += 1
+    return [(version, what, count) for (version, what), count in sorted(found.items())]
 
 
 @dataclass(frozen=True)
@@ -19,10 +46,16 @@ class Scored:
     """The beginning of its text."""
     seconds: float
     outcome: Score | Unscorable
+    cpu: float = 0.0
+    """Seconds that workers computed for it, its control included."""
+    why: str = ""
+    """The error behind a score that an answer got because it made its scoring fail."""
 
     def __str__(self) -> str:
         out = self.outcome
         result = f"{out.reason}: {out.detail}" if isinstance(out, Unscorable) else f"reward {out.reward:g}"
+        if isinstance(out, Score) and out.fault:
+            result += f" because the answer made its scoring fail ({out.fault}: {self.why})"
         return f"{self.of or '(unnamed)'} after {self.seconds:.2f} s, {result}; it begins {self.text!r}"
 
 
@@ -32,17 +65,22 @@ class PoolReport:
 
     scored: int
     unscorable: Mapping[str, int]
-    """Counts by reason."""
+    """Counts by reason, without those that the answer caused."""
+    answer_faults: Mapping[str, int]
+    """Completions that made their own scoring fail: counts by reason."""
     restarts: int
     slowest: tuple[Scored, ...]
     """The slowest first."""
     failing: tuple[Scored, ...]
-    """The most recent completions without a score, the latest last."""
+    """The most recent completions whose scoring failed, the latest last."""
 
 
 @dataclass(frozen=True)
 class FailureLimit:
-    """The share of completions without a score above which the scoring itself counts as broken."""
+    """The share of completions without a score above which the scoring itself counts as broken.
+
+    Answers that make their own scoring fail do not count: the policy would stop the run.
+    """
 
     share: float = 0.25
     """The largest allowed share of the window; 1 never stops the pool."""
@@ -90,20 +128,24 @@ class ScoringTally:
     """The length of each list in the report."""
     _scored: int = 0
     _reasons: Counter[str] = field(default_factory=Counter)
+    _faults: Counter[str] = field(default_factory=Counter)
     _slowest: list[tuple[float, int, Scored]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._added = 0
         self._recent_failures: deque[bool] = deque(maxlen=self.limit.window)
         self._failing: deque[Scored] = deque(maxlen=self.kept)
 
     def add(self, entry: Scored) -> None:
-        self._recent_failures.append(isinstance(entry.outcome, Unscorable))
-        if isinstance(entry.outcome, Unscorable):
-            self._reasons[entry.outcome.reason] += 1
+        outcome, reason = entry.outcome, failure_of(entry.outcome)
+        by_grader = isinstance(outcome, Unscorable) and outcome.blame == "grader"
+        self._recent_failures.append(by_grader)
+        if reason:
+            (self._reasons if by_grader else self._faults)[reason] += 1
             self._failing.append(entry)
-        else:
-            self._scored += 1
-        item = (entry.seconds, -self._scored - self._reasons.total(), entry)  # of equally slow ones, keep the first
+        self._scored += isinstance(outcome, Score)
+        self._added += 1
+        item = (entry.seconds, -self._added, entry)  # of equally slow ones, keep the first
         if len(self._slowest) < self.kept:
             heapq.heappush(self._slowest, item)
         elif item > self._slowest[0]:
@@ -111,7 +153,7 @@ class ScoringTally:
 
     @property
     def failure_share(self) -> float:
-        """The share of completions in the window without a score."""
+        """The share of completions in the window without a score that is the grader's fault."""
         return sum(self._recent_failures) / max(1, len(self._recent_failures))
 
     @property
@@ -121,4 +163,6 @@ class ScoringTally:
     def report(self, restarts: int = 0) -> PoolReport:
         """Return a snapshot; the pool adds how often it replaced a worker."""
         slowest = tuple(entry for _, _, entry in sorted(self._slowest, reverse=True))
-        return PoolReport(self._scored, dict(self._reasons), restarts, slowest, tuple(self._failing))
+        return PoolReport(
+            self._scored, dict(self._reasons), dict(self._faults), restarts, slowest, tuple(self._failing)
+        )

@@ -1,29 +1,30 @@
 """A scoring worker: it imports the reward functions once, then grades one completion after another.
 
-The pool starts it as `python -m offbeat.scoring.worker FD POOL_PID` and talks to it through a `Channel`. It may be
-killed at any moment, so it holds nothing that could be lost. Reward functions run on its main thread, so they can use
+The pool starts it as `python -m offbeat.scoring.worker FD POOL_PID` and talks to it through a `Channel`. The process
+that the pool started remains as its supervisor (`supervisor.py`). A worker may be killed at any moment, so it holds
+nothing that could be lost. Reward functions run on its main thread, so they can use
 signals for time limits.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
-import signal
 import socket
 import sys
 import time
 from typing import Final, cast
 
 from offbeat.imports import resolve
-from offbeat.tasks.rewards import DETAIL_LIMIT, FOR_EVALUATION, Reward, grade
+from offbeat.scoring.supervisor import fork_worker
+from offbeat.tasks.rewards import DETAIL_LIMIT, FOR_EVALUATION, Reward, examine
 from offbeat.types import Json, Score, Unscorable
 
 Message = dict[str, Json]
 
 _CHUNK: Final = 1 << 16
-_PR_SET_PDEATHSIG: Final = 1
+_SHORTEST_WAIT: Final = 0.05
+"""Seconds; a shorter wait says nothing about a reward function."""
 
 
 class ChannelClosed(ConnectionError):
@@ -68,6 +69,9 @@ class Channel:
             self._socket.settimeout(None if until is None else max(until - time.monotonic(), 1e-3))
             try:
                 arrived = self._socket.recv(_CHUNK)
+            except TimeoutError:
+                self._unread = b"".join(parts)  # the next call continues
+                raise
             except ConnectionError as error:
                 raise ChannelClosed(str(error)) from None
             if not arrived:
@@ -98,19 +102,22 @@ def serve(channel: Channel) -> None:
     except Exception as error:
         channel.send({"broken": f"{type(error).__name__}: {error}"[:DETAIL_LIMIT]})
         return
-    channel.send({"ready": True})
+    channel.send({"ready": os.getpid()})
     # A worker that has used half of its memory exits between two completions, before the limit hits one of them.
     enough = (_memory_in_use() + memory) // 2
-    leaving = False
+    leaving, clock = False, _WaitClock()
     while not leaving:
         job = channel.receive()
         columns = cast("Message", job["columns"])
         rewards, reward_range = graders[-1 if columns.pop(FOR_EVALUATION, False) else 0]
+        clock.start()
         try:
-            reply = _reply(grade(rewards, reward_range, cast("str", job["text"]), columns))
+            outcome, outside = examine(rewards, reward_range, cast("str", job["text"]), columns)
+            reply = _reply(outcome) | {"outside": outside or clock.waited(), "cpu": clock.cpu()}
             leaving = _memory_in_use() > enough
         except MemoryError:
             reply = _reply(Unscorable("crash", f"memory: scoring needed more than {memory >> 20} MiB"))
+            reply |= {"outside": False, "cpu": clock.cpu()}
             leaving = True
         channel.send(reply | {"job": job["job"], "leaving": leaving})
 
@@ -141,26 +148,48 @@ def _memory_in_use() -> int:
         return 0
 
 
+class _WaitClock:
+    """Tells whether a reward function computed, or waited for something outside, such as a service."""
+
+    def __init__(self) -> None:
+        try:
+            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)  # kept open: it is read at every job
+        except OSError:
+            self._schedstat = -1
+        self.start()
+
+    def start(self) -> None:
+        self._wall, self._cpu, self._delay = self._now()
+
+    def cpu(self) -> float:
+        """Return the seconds of CPU since the start, with those of children that have ended."""
+        return self._now()[1] - self._cpu
+
+    def waited(self) -> bool:
+        """Return True if most of the time since the start passed neither on a CPU nor in its queue."""
+        wall, cpu, delay = self._now()
+        computed = cpu - self._cpu
+        return wall - self._wall - computed - (delay - self._delay) > max(_SHORTEST_WAIT, computed)
+
+    def _now(self) -> tuple[float, float, float]:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = time.process_time() + children.ru_utime + children.ru_stime
+        delay = int(os.pread(self._schedstat, 100, 0).split()[1]) / 1e9 if self._schedstat >= 0 else 0.0
+        return time.monotonic(), cpu, delay
+
+
 def _reply(outcome: Score | Unscorable) -> Message:
     if isinstance(outcome, Unscorable):
         return {"unscorable": outcome.reason, "detail": outcome.detail}
     return {"reward": outcome.reward, "breakdown": dict(outcome.breakdown)}
 
 
-def _die_with_pool(pool_pid: int) -> None:
-    """On Linux, have the kernel kill this process when the pool's process ends: a reward function may be in C code."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != pool_pid:
-            sys.exit("the pool's process has ended")
-
-
 def main() -> None:
     """Serve on the socket given as the first argument; the second argument is the pool's process id."""
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)  # a program started by a reward function must not keep the channel open
-    _die_with_pool(int(sys.argv[2]))
     os.dup2(2, 1)  # what a reward function prints must not reach the standard output of the command
+    fork_worker(descriptor, int(sys.argv[2]))
     with contextlib.suppress(ChannelClosed):
         serve(Channel(socket.socket(fileno=descriptor)))
 

@@ -14,6 +14,9 @@ from offbeat.types import Json, Score, Unscorable
 Columns = Mapping[str, Json]
 Reason = Literal["timeout", "crash", "sandbox", "invalid"]
 
+AnswerFault = float | Literal["floor", "unscorable"]
+"""What an answer gets that makes its own scoring fail: the lowest reward, this reward, or no score."""
+
 DETAIL_LIMIT: Final = 500
 """Characters of an error message to keep."""
 FOR_EVALUATION: Final = "offbeat.evaluation"
@@ -90,7 +93,7 @@ def _call_trl(function: Callable[..., object], name: str, text: str, columns: Co
 
         rewards = asyncio.run(rewards)
     if not isinstance(rewards, Sequence) or len(rewards) != 1:
-        raise TypeError(f"{name} returned {rewards!r:.200} for one completion; it must return a list of one reward")
+        raise TypeError(f"{name} returned {_shown(rewards)} for one completion; it must return a list of one reward")
     return rewards[0]
 
 
@@ -108,6 +111,14 @@ def grade(
     >>> grade([Reward(correct)], (0, 1), "forty-two", {"answer": 42}).reason
     'crash'
     """
+    return examine(rewards, reward_range, text, columns)[0]
+
+
+def examine(
+    rewards: Sequence[Reward], reward_range: tuple[float, float], text: str, columns: Columns
+) -> tuple[Score | Unscorable, bool]:
+    """Score like `grade`; also return True if a failure cannot be the answer's: a sandbox or system call failed, or the
+    reward functions say that they do not apply."""
     parts: dict[str, float] = {}
     for reward in rewards:
         try:
@@ -116,14 +127,42 @@ def grade(
             raise  # this process cannot be trusted with the next completion
         # The boundary to user code: whatever a reward function raises is the reason why there is no score.
         except Exception as error:
-            return Unscorable(_reason(error), f"{reward.name}: {type(error).__name__}: {error}"[:DETAIL_LIMIT])
+            reason = _reason(error)
+            outside = reason == "sandbox" or (isinstance(error, OSError) and reason != "timeout")
+            return Unscorable(reason, f"{reward.name}: {type(error).__name__}: {_shown(error, str)}"), outside
         if returned is None:
             continue
         try:
             parts |= _parts(reward, returned)
         except (TypeError, ValueError) as error:
-            return Unscorable("invalid", f"{reward.name} returned {returned!r:.200}: {error}"[:DETAIL_LIMIT])
-    return _sum(parts, rewards, reward_range)
+            return Unscorable("invalid", f"{reward.name} returned {_shown(returned)}: {_shown(error, str)}"), False
+    return _sum(parts, rewards, reward_range), not parts
+
+
+def fault_reward(fault: AnswerFault, reward_range: tuple[float, float]) -> float | None:
+    """Return the reward of an answer that makes its own scoring fail, or None if it gets no score.
+
+    A penalty may be below the range, because no reward function returns it. The floor of a range without a lower end is
+    minus infinity; the scoring pool then takes the lowest reward that it has seen.
+
+    >>> fault_reward("floor", (0.0, 1.0)), fault_reward(-0.5, (0.0, 1.0)), fault_reward("unscorable", (0.0, 1.0))
+    (0.0, -0.5, None)
+    >>> fault_reward(2.0, (0.0, 1.0))
+    Traceback (most recent call last):
+    ...
+    ValueError: answer_fault = 2.0 must be 'floor', 'unscorable' or a number of at most 1, the highest reward
+    """
+    if fault == "unscorable":
+        return None
+    low, high = reward_range
+    if fault == "floor":
+        return float(low)
+    if isinstance(fault, (str, bool)) or not -math.inf < fault <= high:
+        raise ValueError(
+            f"answer_fault = {fault!r} must be 'floor', 'unscorable' or a number of at most {high:g}, the highest "
+            "reward"
+        )
+    return float(fault)
 
 
 def _sum(
@@ -155,10 +194,21 @@ def _parts(reward: Reward, returned: object) -> dict[str, float]:
 def _finite(value: object) -> float:
     if isinstance(value, (str, bytes)):
         raise TypeError("a reward must be a number")
-    number = float(value)  # type: ignore[arg-type]  # NumPy and torch scalars are fine too
+    try:
+        number = float(value)  # type: ignore[arg-type]  # NumPy and torch scalars are fine too
+    except OverflowError:  # an integer that no float can hold
+        number = math.inf
     if not math.isfinite(number):
         raise ValueError("a reward must be a finite number")
     return number
+
+
+def _shown(value: object, show: Callable[[object], str] = repr) -> str:
+    """Return a value as text for a message; its type if it cannot be shown, for instance a number of 5,000 digits."""
+    try:
+        return show(value)[: DETAIL_LIMIT // 2]
+    except Exception:  # the boundary to user code, whose __repr__ and __str__ may do anything
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def _reason(error: Exception) -> Reason:

@@ -22,7 +22,7 @@ from offbeat.errors import TaskError, first_line, suggest_nearest
 from offbeat.imports import load_file, resolve
 from offbeat.seeds import derive
 from offbeat.tasks.data import ColumnMap, Deferred, Example, Tokenizer, tokens
-from offbeat.tasks.rewards import Reward, from_trl
+from offbeat.tasks.rewards import AnswerFault, Reward, fault_reward, from_trl
 from offbeat.tasks.turns import Environment
 from offbeat.types import Json, Prompt
 
@@ -37,7 +37,7 @@ FACTORIES: Final[Mapping[str, str]] = {
 """Task name → module:function, imported on first use. A factory takes JSON keyword options and returns a `Task`."""
 
 _ROUNDS: Final = 6
-_SETTINGS: Final = ("reward_range", "deadline", "answer", "slice_by", "environment")
+_SETTINGS: Final = ("reward_range", "answer_fault", "deadline", "answer", "slice_by", "environment")
 _TRL_PARAMETERS: Final = {"completions", "prompts", "completion_ids"}
 
 
@@ -106,7 +106,7 @@ class Task:
     reward_range: tuple[float, float] = (0.0, 1.0)
     """A weighted sum outside this range is `Unscorable("invalid")`."""
     deadline: float = 5.0
-    """Wall time in seconds for scoring one completion."""
+    """Wall time in seconds for scoring one completion, without the time in which its process waited for a CPU."""
     answer: Callable[[str], str | None] | None = None
     """Extracts the final answer of a completion, for maj@k. It runs in the calling process, so it must be fast and
     safe on any text."""
@@ -117,6 +117,12 @@ class Task:
     evaluation: "Task | None" = None
     """What evaluation asks instead of `examples`; without examples it does not count. `split.hold_out` makes sure that
     the two share no prompt. None: there is nothing for evaluation only."""
+    answer_fault: AnswerFault = "floor"
+    """What an answer gets that makes its own scoring fail, because it takes too long, crashes the grader or makes it
+    raise, while another answer to the same prompt does not: 'floor', the lower end of `reward_range`, or the lowest
+    reward so far if there is no lower end; a number, for instance a penalty below it; or 'unscorable', no score. It
+    counts as a wrong answer in evaluation, unless it is 'unscorable'. Failures of the grader itself have no score in
+    any case."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rewards", tuple(self.rewards))
@@ -128,6 +134,10 @@ class Task:
         low, high = self.reward_range
         if not low < high:
             raise TaskError(f"task {self.name!r}: reward_range = ({low}, {high}) is empty; put the lower end first")
+        try:
+            fault_reward(self.answer_fault, self.reward_range)
+        except ValueError as error:
+            raise TaskError(f"task {self.name!r}: {error}") from None
 
     def order(self, seed: int) -> Order:
         """Return the order of the examples under a run's seed."""
@@ -178,10 +188,14 @@ def make(name: str, options: Mapping[str, Json] | None = None) -> Task:
         own = "" if near.startswith("did") else "; for a task of your own, give the path of its Python file"
         raise TaskError(f"{name!r} is not a task; {near}{own}")
     factory = cast("Callable[..., Task]", resolve(FACTORIES[name]))
+    chosen = dict(options or {})
+    fault = {"answer_fault": chosen.pop("answer_fault")} if "answer_fault" in chosen else {}  # every task has it
     try:
-        return factory(**dict(options or {}))
+        task = factory(**chosen)
     except TypeError as error:
         raise TaskError(f"task {name!r}: {error}") from error
+    evaluation = replace(task.evaluation, **cast("Any", fault)) if task.evaluation else None
+    return replace(task, evaluation=evaluation, **cast("Any", fault)) if fault else task
 
 
 def custom(*, path: str) -> Task:
@@ -196,9 +210,9 @@ def custom(*, path: str) -> Task:
 
     `examples` holds `Example`s or dictionaries with a 'prompt', or is a function that returns them. For several rewards
     define a list `rewards` of functions or `Reward(function, weight=…)`. A function whose first parameter is
-    `completions`, `prompts` or `completion_ids` is called as TRL calls it. The names `reward_range`, `deadline`,
-    `answer`, `slice_by` and `environment` set the fields of `Task`. `evaluation_examples`, written like `examples`, are
-    for evaluation only; without them, a run that evaluates holds some of `examples` out.
+    `completions`, `prompts` or `completion_ids` is called as TRL calls it. The names `reward_range`, `answer_fault`,
+    `deadline`, `answer`, `slice_by` and `environment` set the fields of `Task`. `evaluation_examples`, written like
+    `examples`, are for evaluation only; without them, a run that evaluates holds some of `examples` out.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:

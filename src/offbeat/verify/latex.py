@@ -2,8 +2,9 @@ r"""Compare a LaTeX answer with a LaTeX reference by math-verify. Use it in a pr
 
 The result is True, False, or an exception if the comparison is impossible, for instance with an unreadable reference.
 math-verify passes answers to sympy, where a few characters can cost hours. So `screen` rejects formulas that no honest
-final answer contains, and a comparison of values at a few points comes before sympy's search for a proof. If an answer
-is still slow, the deadline of the scoring pool kills the process. math-verify's own time limit, an alarm, is off: it
+final answer contains, and a comparison of values at a few points comes before sympy's search for a proof. Formulas that
+have too many terms when multiplied out are not compared at all. If an answer is still slow, the deadline of the scoring
+pool kills the process. math-verify's own time limit, an alarm, is off: it
 cannot interrupt one long multiplication, and code that it does interrupt continues with half-filled caches.
 
 Importing this module takes a second or two, for sympy and for the first formulas, with which its parser warms up. A
@@ -11,6 +12,7 @@ scoring worker spends that when it starts, not in the time of a completion.
 """
 
 import logging
+import math
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -20,7 +22,7 @@ from offbeat.imports import install_command
 
 try:
     from math_verify import LatexExtractionConfig, parse, verify
-    from sympy import Expr, Float
+    from sympy import Add, Basic, Expr, Float, MatPow, Mul, Pow
 except ImportError as missing:
     raise ImportError(f"comparing formulas needs math-verify: {install_command('math')}") from missing
 
@@ -56,8 +58,11 @@ GROUP_DEGREE: Final = 30
 """Degree of a power of a bracket, exponents multiplied along the deepest chain: `((x^2)^3)^4` has degree 24."""
 EXPONENTS: Final = 2
 """Nesting of exponents: e^{x^2} has two."""
+TERMS: Final = 3_000
+"""Terms of a formula that is multiplied out: (x + y + z + w + 1.5)^{30} has 46,376."""
 FACTORIAL_DIGITS: Final = 3
 BINOMIAL_DIGITS: Final = 4
+_UNKNOWN_TERMS: Final = 10**9
 
 _RUN: Final = re.compile(r"\d+")
 # A final answer is a value; these ask for a calculation.
@@ -112,22 +117,47 @@ def _equal(answer: str, wanted: str) -> bool:
     if not gold:
         raise UnreadableReference(f"math-verify cannot read the reference answer {wanted!r:.200}; fix the data")
     found = _parse(answer)
-    return bool(found) and not _differ_in_value(gold[0], found[0]) and _verify(gold, found)
+    if not found or _differ_in_value(gold[0], found[0]):
+        return False
+    if _terms(found[0]) > max(TERMS, _terms(gold[0])):
+        return False  # a final answer that nobody can check
+    return _verify(gold, found)
+
+
+def _terms(formula: object) -> int:
+    """Bound the number of terms of a formula that is multiplied out; sympy's time grows with it."""
+    if not isinstance(formula, Basic):
+        return 1
+    match formula:
+        case Add():
+            terms = sum(_terms(part) for part in formula.args)
+        case Mul():
+            terms = math.prod(_terms(part) for part in formula.args)
+        case Pow(base=base, exp=exponent) if exponent.is_Integer:
+            kinds, times = _terms(base), min(abs(int(exponent)), NUMBER_DEGREE)
+            terms = math.comb(times + kinds - 1, times)
+        case MatPow():
+            terms = _terms(formula.base) ** min(abs(int(formula.exp)), 99) if formula.exp.is_Integer else _UNKNOWN_TERMS
+        case _:
+            terms = sum(_terms(part) for part in formula.args)
+    return min(max(terms, 1), _UNKNOWN_TERMS)
 
 
 def _differ_in_value(gold: object, found: object) -> bool:
     """Return True if two formulas differ at a few points, which is faster than sympy's search for a proof.
 
-    Floats, which math-verify rounds, and formulas without a value at those points are left to math-verify.
+    Formulas without a value at those points are left to math-verify. It rounds floats, so with them only a large
+    difference counts.
     """
-    if not isinstance(gold, Expr) or not isinstance(found, Expr) or gold.has(Float) or found.has(Float):
+    if not isinstance(gold, Expr) or not isinstance(found, Expr):
         return False
+    tolerance = 1e-2 if gold.has(Float) or found.has(Float) else 1e-6
     symbols = sorted(gold.free_symbols | found.free_symbols, key=str)
     for first in (0.37, 1.61):
         point = {symbol: first + 0.29 * place for place, symbol in enumerate(symbols)}
         try:
             left, right = (complex(side.evalf(15, subs=point)) for side in (gold, found))
-            differ = abs(left - right) > 1e-6 * max(1.0, abs(left), abs(right))
+            differ = abs(left - right) > tolerance * max(1.0, abs(left), abs(right))
         except Exception:  # the boundary to sympy: math-verify may still compare what sympy cannot evaluate
             return False
         if differ:

@@ -33,6 +33,7 @@ from offbeat.run.directory import RunDirectory
 from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.learner import RankLearner
 from offbeat.scoring.pool import Outcome, ScoringPool
+from offbeat.scoring.tally import OutcomeCount
 from offbeat.tasks.rewards import Columns
 from offbeat.trainer.fsdp import Ranks, serving_state
 from offbeat.trainer.rendezvous import LOOPBACK, Listener, join, open_listener
@@ -247,8 +248,8 @@ class WorkerActor:
     async def renew(self, group_ids: Sequence[str], by: str) -> list[str]:
         return cast(list[str], await self._call_desk("renew", list(group_ids), by))
 
-    async def finish(self, group_ids: Sequence[str]) -> None:
-        await self._call_desk("finish", list(group_ids))
+    async def finish(self, group_ids: Sequence[str], outcomes: Sequence[OutcomeCount] = ()) -> None:
+        await self._call_desk("finish", list(group_ids), list(outcomes))
 
     async def evaluated(self, groups: Sequence[Group]) -> None:
         await self._call_desk("evaluated", list(groups))

@@ -1,0 +1,169 @@
+"""How much CPU a tree of processes used, and how long it waited for one: what tells a slow program from a starved one.
+
+On a crowded machine, the clock on the wall says how busy the machine is and not how slow a program is. So the time of a
+program is the larger of two numbers: the CPU that all its processes used, and the wall time without the time in which
+it was ready to run and had no CPU. A program that computes pays for its CPU, one that sleeps pays for the wall time,
+and one that is starved pays for neither.
+
+The kernel counts that wait for each thread in /proc/PID/task/TID/schedstat, and only when the wait ends; until then, a
+thread that is ready and whose counters stand still counts as waiting. Kernels without schedstat report no wait, and
+there a program is judged by the wall time.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SAMPLE_SECONDS: Final = 0.1
+"""Between two looks at a tree. Waits of different threads count as one if they end between the same two looks."""
+MANY_PROCESSES: Final = 500
+"""An honest program starts fewer in all."""
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a tree of processes received since the meter was made.
+
+    >>> Usage(wall=9.0, cpu=0.5, waited=8.0).own
+    1.0
+    >>> Usage(wall=9.0, cpu=17.0, waited=8.0).own
+    17.0
+    """
+
+    wall: float
+    cpu: float
+    """Seconds of CPU, of all processes together."""
+    waited: float
+    """Seconds in which a thread was ready to run and had no CPU; at most `wall`."""
+
+    @property
+    def served(self) -> float:
+        """Wall time in which the tree had the CPU that it asked for."""
+        return self.wall - self.waited
+
+    @property
+    def own(self) -> float:
+        """The seconds that count against the limit of a program."""
+        return max(self.cpu, self.served)
+
+    def __str__(self) -> str:
+        return f"{self.cpu:.2f} s of CPU, {self.waited:.2f} s of waiting for one, in {self.wall:.2f} s"
+
+
+@dataclass
+class _Thread:
+    ran: int
+    delayed: int
+    changed_at: float
+
+
+class TreeMeter:
+    """Measures a process and its descendants from now on. Call `read` every `SAMPLE_SECONDS`.
+
+    >>> meter = TreeMeter(os.getpid())
+    >>> sum(range(1_000_000)) > 0 and meter.read().own > 0
+    True
+    """
+
+    def __init__(self, pid: int, cpu_seconds: Callable[[], float] | None = None) -> None:
+        """
+        Args:
+            pid: The root of the tree.
+            cpu_seconds: An exact count of the tree's CPU, from its control group; otherwise /proc is added up. That
+                misses children which end between two looks and which their parent chose not to wait for. A program
+                could starve itself with those and look innocent, so one with many processes is never starved.
+        """
+        self._pid, self._exact = pid, cpu_seconds
+        self._threads: dict[int, _Thread] = {}
+        self._own_ticks: dict[int, int] = {}
+        self._highest_pid = 0
+        self._waited = self._most_cpu = self._cpu_before = 0.0
+        self._started = time.monotonic()
+        self.read()
+        self._waited, self._cpu_before, self._most_cpu = 0.0, self._most_cpu, 0.0
+
+    def read(self) -> Usage:
+        """Look at the tree now."""
+        now, summed, longest, pending = time.monotonic(), 0, 0, 0.0
+        for pid in _tree(self._pid):
+            fields = _stat(f"/proc/{pid}/stat")
+            if fields is None:
+                continue
+            if self._exact is None:
+                self._highest_pid = max(self._highest_pid, _pid_in_namespace(pid))
+            self._own_ticks[pid] = int(fields[11]) + int(fields[12])
+            summed += self._own_ticks[pid] + int(fields[13]) + int(fields[14])
+            for tid in _numbers(f"/proc/{pid}/task"):
+                delayed, waiting = self._look(pid, tid, now)
+                longest, pending = max(longest, delayed), max(pending, waiting)
+        self._waited += longest / 1e9
+        wall = now - self._started
+        cpu = self._exact() if self._exact else max(summed, sum(self._own_ticks.values())) / _TICKS
+        self._most_cpu = max(self._most_cpu, cpu - self._cpu_before)
+        innocent = self._exact is not None or self._highest_pid <= MANY_PROCESSES
+        return Usage(wall, self._most_cpu, min(self._waited + pending, wall) if innocent else 0.0)
+
+    def _look(self, pid: int, tid: int, now: float) -> tuple[int, float]:
+        """Return the wait that ended since the last look in nanoseconds, and the seconds of one that has not ended."""
+        try:
+            ran, delayed = map(int, Path(f"/proc/{pid}/task/{tid}/schedstat").read_bytes().split()[:2])
+        except (OSError, ValueError):
+            return 0, 0.0
+        seen = self._threads.setdefault(tid, _Thread(0, 0, now))
+        if (ran, delayed) != (seen.ran, seen.delayed):
+            ended = delayed - seen.delayed
+            self._threads[tid] = _Thread(ran, delayed, now)
+            return ended, 0.0
+        fields = _stat(f"/proc/{pid}/task/{tid}/stat")
+        return 0, now - seen.changed_at if fields is not None and fields[0] == "R" else 0.0
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, those that they started, and so on."""
+    return list(_tree(pid))[1:]
+
+
+def _tree(root: int) -> Iterator[int]:
+    waiting, seen = [root], {root}
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        children = [child for tid in _numbers(f"/proc/{pid}/task") for child in _children(pid, tid)]
+        waiting += [child for child in children if child not in seen]
+        seen.update(children)
+
+
+def _children(pid: int, tid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{tid}/children").read_bytes().split()]
+    except OSError:
+        return []
+
+
+def _numbers(folder: str) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(folder)]
+    except OSError:
+        return []
+
+
+def _pid_in_namespace(pid: int) -> int:
+    """Return the id of a process in its own pid namespace, where ids count the processes started; 0 outside of one."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return 0
+    ids = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+    return int(ids[-1]) if len(ids) > 1 else 0
+
+
+def _stat(file: str) -> list[str] | None:
+    """Return the fields after the name, which may contain anything: state first, then those of proc(5) from ppid on."""
+    try:
+        return Path(file).read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
