@@ -13,7 +13,7 @@ from offbeat.errors import LogReadError
 from offbeat.experience.catalog import SUMMARY, Catalog, Ints
 from offbeat.experience.feedback import PendingCompletion, ScoreCard, merge
 from offbeat.experience.index import NO_VERSION, Columns, prompt_key
-from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, LedgerScope, settle
+from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, LedgerScope, event_kind, settle
 from offbeat.experience.own_run import OwnRun
 from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason
 from offbeat.experience.rows import READ, groups_from, reward_figures
