@@ -84,11 +84,12 @@ def test_a_long_data_set_is_read_in_part(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.engine
-def test_a_changed_reward_stops_resume_until_it_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_model(tmp_path)
+def test_a_changed_reward_stops_resume_until_it_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    save_model(tmp_path / "model")
     task = write_task(tmp_path / "task").task.name
     (tmp_path / "run.toml").write_text(
-        f'steps = 1\nprompts_per_step = 2\ngroup_size = 4\n[model]\npath = "{tmp_path}"\n[engine]\nkind = "hf"\n'
+        f'steps = 1\nprompts_per_step = 2\ngroup_size = 4\n[model]\npath = "{tmp_path}/model"\n[engine]\nkind = "hf"\n'
         f'[sampling]\nmax_tokens = 5\n[objective]\nzero_variance_mask = false\n[task]\nname = "{task}"\nscorers = 1\n'
         "[evaluation]\nhold_out = 0.0\n"
     )

@@ -101,7 +101,9 @@ class RunGroups:
         uri = config.run.experience or str(directory.experience)
         if not exists(f"{uri.rstrip('/')}/groups.lance"):
             return None
-        reader = LogReader.open(uri, own_run=directory.own_run(config))
+        # Without its id, only a run in a shared log cannot tell its groups from others.
+        own_run = directory.own_run(config) if config.run.experience or directory.is_named else None
+        reader = LogReader.open(uri, own_run=own_run)
         decode, scope = decoder(directory.tokenizer), scope_of(directory, config)
         return cls(reader, config.objective.resolve(), config.seed, decode, scope)
 
@@ -237,10 +239,10 @@ class RunGroups:
 
 def scope_of(directory: RunDirectory, config: Config) -> LedgerScope:
     """Return which groups of its log belong to a run. `run/build.py` names groups and trainers."""
-    own = directory.own_run(config)
-    if own.shared:
+    if config.run.experience:
+        own = directory.own_run(config)
         return LedgerScope(own.trainer, lambda group_id: not own.is_guest(group_id))
-    return LedgerScope(own.trainer, lambda group_id: not re.match(r"g [0-9a-f]{8}-", group_id))
+    return LedgerScope("trainer", lambda group_id: not re.match(r"g [0-9a-f]{8}-", group_id))
 
 
 def contrast_shares(columns: Columns, parts: int = 40) -> tuple[list[int], list[list[float]]]:

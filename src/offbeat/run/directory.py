@@ -149,6 +149,14 @@ class RunDirectory:
             raise RunError(f"{self.path / 'environment.json'} is damaged: it does not name the run; {_RESTORE}")
         return found
 
+    @property
+    def is_named(self) -> bool:
+        """False if `environment.json` is lost or damaged."""
+        try:
+            return bool(self.name)
+        except RunError:
+            return False
+
     def own_run(self, config: Config) -> OwnRun:
         """Return whose versions count in the run's experience log."""
         return OwnRun(self.name, shared=bool(config.run.experience))
