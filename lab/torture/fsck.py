@@ -44,12 +44,12 @@ class Case:
 
 def file_cases() -> Iterator[Case]:
     """Damages of small files."""
-    for name in ("config.json", "environment.json", "events.jsonl"):
-        yield Case(f"{name} is lost", _to(Path.unlink, name))
     for name in ("config.json", "environment.json"):
+        yield Case(f"{name} is lost", _to(Path.unlink, name))
         yield Case(f"{name} is cut", _to(cut, name))
         yield Case(f"{name} is empty", _to(empty, name))
     yield Case("a setting in config.json is changed", _change_seed)
+    yield Case("events.jsonl is lost", _to(Path.unlink, "events.jsonl"), beyond_repair=True)
     yield Case("a byte in events.jsonl is flipped", _to(flip, "events.jsonl"))
     yield Case("events.jsonl ends with garbage", _add_garbage)
     yield Case("steps are missing in events.jsonl", _drop_steps, beyond_repair=True)

@@ -75,13 +75,8 @@ def check_record(directory: RunDirectory, newest: Checkpoint | None) -> PartFind
     try:
         lines = directory.events.read_bytes().splitlines(keepends=True)
     except OSError as error:
-
-        def create() -> str:
-            _set_aside(directory.events)
-            directory.events.touch()
-            return "an empty one was created; what it recorded is lost, and the run can be resumed"
-
-        return PartFinding(name, _reason(error), Remedy.FSCK, create)
+        says = f"{_reason(error)}. Restore it from a copy, or move it away: a resume begins a new record"
+        return PartFinding(name, says, Remedy.PERSON)
     whole = [line for line in lines if _is_event(line)]
     if len(whole) < len(lines):
 

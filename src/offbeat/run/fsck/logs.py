@@ -144,6 +144,7 @@ def check_weights(directory: RunDirectory, newest: Checkpoint | None) -> Iterato
     problems = {version: find_problem(store, manifests, version) for version in manifests} | damaged
     broken = {version: problem for version, problem in sorted(problems.items()) if problem}
     for version, problem in broken.items():
+        problem = problem.removeprefix(f"version {version}: ")
         yield PartFinding(
             f"weights, version {version}", problem, Remedy.FSCK, lambda: _remove_broken(directory.weights)
         )
