@@ -4,7 +4,7 @@ r"""Answers made to be unscorable do not pay.
                                                   hardening.2.answers; half an hour
     python -m lab.attacks.unscorable learning     a policy on a task that cannot be learned does not learn to write
                                                   them: row hardening.2.learning; 5 seeds of 120 steps, an hour or so;
-                                                  continues after `~/.cache/offbeat/unscorable.jsonl`
+                                                  continues after `lab/attacks/unscorable.jsonl`
 
 `--short` runs a small part and records nothing.
 
@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Final, cast
 
 from lab.attacks.unscorable_answers import COLUMNS, CONTROLS, GRADERS, KNOWN, search
-from lab.figures import Figure, command_parser, commit, machine, report
+from lab.figures import ROOT, Figure, command_parser, commit, machine, report
 from lab.learning import model
 from lab.learning.statistics import difference
 from offbeat.config import Config, parse
@@ -39,7 +39,7 @@ from offbeat.types import Score, Unscorable
 DEADLINE: Final = 1.5
 MOST_CPU: Final = 2.0
 NEVER: Final = FailureLimit(share=1.0)
-RESULTS: Final = Path.home() / ".cache" / "offbeat" / "unscorable.jsonl"
+RESULTS: Final = ROOT / "lab" / "attacks" / "unscorable.jsonl"
 SEEDS: Final = (1, 2, 3, 4, 5)
 STEPS: Final = 120
 ENDS: Final = 10
@@ -173,7 +173,6 @@ def _kind(score: Score | Unscorable | None) -> str:
 def trained(arm: str, seed: int, steps: int) -> dict[str, float]:
     """Return the shares of a seed, from the file of finished ones if this commit has trained it."""
     key = {"arm": arm, "seed": seed, "steps": steps, "commit": commit()}
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     for row in done:
         if row["key"] == key:

@@ -41,9 +41,16 @@ PARTS: Final = {
     "a lost Ray node": "lab.torture.nodes --rounds 1",
     "killed owners of vLLM": "lab.torture.engine_owner --short",
     "simulated schedules": "lab.simulation.run --seed {seed}",
+    "damage of the weight log": "lab.torture.weight_log_damage --short",
+    "damage that fsck must find": "lab.torture.fsck --short",
+    "runs in one experience log": "lab.torture.shared_log --short --seed {seed}",
+    "many steps and a writer that never pauses": "lab.torture.soak --short",
     "broken batches": "lab.attacks.bad_batches --short",
     "attacks on the sandbox": "lab.bench.sandbox attacks --short",
     "hostile answers": "lab.bench.verify hostile --short",
+    "answers made to be unscorable": "lab.attacks.unscorable answers --short",
+    "programs that starve others": "lab.attacks.starvation --short",
+    "bad models, tasks and files": "lab.attacks.bad_inputs --short",
 }
 """By name, the arguments of `python -m`. `{seed}` is any seed, `{small}` one below 50."""
 
