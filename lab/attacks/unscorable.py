@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final, cast
 
-from lab.attacks.unscorable_answers import COLUMNS, CONTROLS, GRADERS, KNOWN, search
+from lab.attacks.unscorable_answers import COLUMNS, CONTROLS, GRADERS, KNOWN, PROGRAM_SECONDS, search
 from lab.figures import ROOT, Figure, command_parser, commit, machine, report
 from lab.learning import model
 from lab.learning.statistics import difference
@@ -76,6 +76,11 @@ def ending(entry: Scored) -> str:
     return f"floor, {failure_of(outcome)} by the answer" if outcome.fault else f"reward {outcome.reward:g}"
 
 
+def spent(entry: Scored) -> float:
+    """Return the CPU of an answer. Programs in the sandbox count with their whole limit, because they are killed."""
+    return entry.cpu + PROGRAM_SECONDS * entry.of.startswith("code ")
+
+
 def answers(short: bool) -> bool:
     """Row hardening.2.answers."""
     chosen = {kind: texts[: 3 if short else None] for kind, texts in KNOWN.items()}
@@ -83,13 +88,13 @@ def answers(short: bool) -> bool:
         chosen[kind].append(text)
     found = [entry for kind, texts in chosen.items() for entry in graded(kind, texts)]
     ends = Counter(map(ending, found))
-    slow = [entry for entry in found if entry.cpu > MOST_CPU]
+    slow = [entry for entry in found if spent(entry) > MOST_CPU]
     by_grader = [entry for entry in found if isinstance(entry.outcome, Unscorable)]
     rewarded = [entry for entry in found if isinstance(entry.outcome, Score) and entry.outcome.reward > 0]
     for entry in [*slow, *by_grader][:20]:
-        print(f"{entry.cpu:.2f} s of CPU: {entry}"[:300])
+        print(f"{spent(entry):.2f} s of CPU: {entry}"[:300])
     known = sum(map(len, KNOWN.values()))
-    worst = max(found, key=lambda entry: entry.cpu)
+    worst = max(map(spent, found))
     figure = Figure(
         "hardening.2.answers",
         "answers made to be unscorable that end with a verdict or a blame within 2 s of CPU",
@@ -100,7 +105,7 @@ def answers(short: bool) -> bool:
         len(found),
         f"{known} known ones and those of a search over verifiers and extractors; "
         + "; ".join(f"{count} {end}" for end, count in ends.most_common())
-        + f"; {len(rewarded)} are right in disguise or by chance; the slowest {worst.cpu:.2f} s; {machine()}",
+        + f"; {len(rewarded)} are right in disguise or by chance; the slowest {worst:.2f} s; {machine()}",
     )
     return report(short, figure)
 

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Final, TypedDict, cast
 
 from lab.figures import commit
+from lab.fixtures.own_learner import own_learner
 from lab.learning import model
 from lab.learning.rows import LEARNING
 from lab.learning.watched_learner import ExactPassRate, WatchedLearner
@@ -17,7 +18,6 @@ from offbeat.errors import RunStopped
 from offbeat.run.build import load_tokenizer
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
-from offbeat.run.learner import LocalLearner
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.types import Json
@@ -110,9 +110,8 @@ def run(arm: str, settings: Mapping[str, object], rate: float, seed: int, steps:
 
     def watch(loop: Loop) -> None:
         loops.append(loop)
-        assert isinstance(loop.learner, LocalLearner)
         rates = ExactPassRate.of(load_tokenizer(config))
-        watched.append(WatchedLearner(loop.learner.rank, rates, EVERY, lambda step: False))
+        watched.append(WatchedLearner(own_learner(loop).rank, rates, EVERY, lambda step: False))
         loop.learner = watched[0]
 
     with tempfile.TemporaryDirectory(prefix="offbeat-evidence-") as scratch:
