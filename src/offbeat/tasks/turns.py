@@ -55,8 +55,8 @@ class Episode:
     >>> episode.environment([7, 7, 7])
     >>> episode.policy(Turn([8], [-0.3], version=4))
     >>> answer = episode.completion("g7/0")
-    >>> answer.loss_mask.tolist(), answer.versions[1]
-    ([True, True, False, False, False, True], VersionSpan(version=4, start=5, end=6))
+    >>> answer.loss_mask.tolist(), answer.versions[1].version
+    ([True, True, False, False, False, True], 4)
     """
 
     token_ids: list[int] = field(default_factory=list)
