@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 
@@ -61,6 +62,8 @@ def test_a_lockstep_run_on_ray_computes_the_same_bits_as_in_one_process(model: P
     assert kinds(local) == kinds(cluster)
     assert not (cluster.path / "ray.address").exists()
     assert (cluster.path / "ray.token").stat().st_mode & 0o077 == 0
+    assert list(cluster.ray.glob("session_*/logs/*")), "Ray's files are in the run directory"
+    assert not list(cluster.ray.rglob("sockets")) and not list(Path(gettempdir()).glob(f"ob-{cluster.name}"))
 
 
 def test_two_ranks_learn_the_same_as_one(model: Path, tmp_path: Path) -> None:
