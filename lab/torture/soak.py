@@ -73,7 +73,7 @@ class InstantWorker:
             ids = [lease.group_id for lease in leases]
             started = [LedgerEvent(one, LedgerEventKind.STARTED, by=self._name) for one in ids]
             await asyncio.to_thread(self._log.record, started)
-            await asyncio.wrap_future(self._log.submit(map(self._group, leases)))
+            await asyncio.shield(asyncio.wrap_future(self._log.submit(map(self._group, leases))))
             await self._desk.finish(ids)
             self.groups += len(ids)
 
@@ -86,7 +86,8 @@ class InstantWorker:
         )
         return Group(lease.group_id, lease.prompt, answers)
 
-    async def nudge(self) -> None: ...
+    async def nudge(self) -> None:
+        await self._desk.serving(self._name, self.version)
 
     async def close(self) -> None: ...
 
@@ -205,8 +206,10 @@ def saturate(place: Path, seconds: float) -> Figure:
     with ExperienceLog.open(place / "log", rules=RULES) as log:
         writer = context.Process(target=write_without_pause, args=(str(place / "log"), ended))
         writer.start()
-        sizes = []
+        sizes: list[int] = []
         try:
+            while not log.tables.groups.rows():  # it loads libraries first
+                time.sleep(0.1)
             with Maintenance(log.tables) as maintenance:
                 until = time.monotonic() + seconds
                 while time.monotonic() < until:

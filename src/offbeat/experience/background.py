@@ -34,7 +34,7 @@ DEADLINE: Final = 600.0
 TIERS: Final = (64, 512, 4_096, 32_768, 262_144)
 """Rows of a fragment at each tier."""
 CROWDED: Final = 16
-"""Number of fragments smaller than a tier from which merging them is worthwhile."""
+"""Number of fragments below the lowest tier from which merging them is worthwhile; half as many at higher tiers."""
 KEEP: Final = timedelta(minutes=10)
 
 _log = logging.getLogger(__name__)
@@ -156,7 +156,9 @@ def tidy(table: Table, *, keep: timedelta = KEEP) -> int:
     """Compact a crowded table and remove files that are no longer needed. Return by how many fragments it shrank."""
     removed = 0
     for tier in TIERS:
-        if sum(size < tier for size in table.fragment_sizes()) >= CROWDED:
+        small = [size for size in table.fragment_sizes() if size < tier]
+        # Above the lowest tier fragments are merged once they fill one: each row is copied once for each tier.
+        if len(small) >= CROWDED if tier == TIERS[0] else len(small) >= CROWDED // 2 and sum(small) >= tier:
             removed += table.compact(tier)
     if removed:
         table.clean(keep)
