@@ -54,6 +54,9 @@ name = "{place}/task/digits.py"
 scorers = 1
 [evaluation]
 hold_out = 0.0
+[run]
+mode = "concurrent"
+max_lag = 2
 """
 ADVICE = ("nothing was started", "continue with `offbeat resume", "Usage:", "Try '")
 """Lines beside the sentence: how many problems there are, how to continue, and the frame of typer's own errors."""
@@ -102,6 +105,8 @@ class Setup:
         outcome = call("train", str(made.toml), "--out", str(made.run))
         if outcome.code:
             raise SystemExit(f"the good run failed: {outcome.output}")
+        lines = (made.run / "events.jsonl").read_text().splitlines(keepends=True)
+        (made.run / "events.jsonl").write_text("".join(lines[:-1]))  # as if it was killed: a worker may join it
         return made
 
     def restore(self, kept: Path) -> None:
@@ -256,27 +261,29 @@ class Pair:
     spoil: Spoil
     codes: tuple[int, ...]
     """Exit codes that are right."""
+    about: str
+    """What a refusal must name."""
 
 
 def pairs() -> Iterator[Pair]:
     """Yield every pair, with what the command must do."""
 
-    def of(inputs: dict[str, Spoil], commands: Sequence[Call], *codes: int) -> Iterator[Pair]:
+    def of(about: str, inputs: dict[str, Spoil], commands: Sequence[Call], *codes: int) -> Iterator[Pair]:
         for (name, spoil), command in product(inputs.items(), commands):
-            yield Pair(command, name, spoil, codes)
+            yield Pair(command, name, spoil, codes, about)
 
-    yield from of(MODELS, [TRAIN, CHECK], 2)
-    yield from of(MODELS, [EVAL_MODEL, EVAL_RUN], 2)
-    yield from of(MODELS, [RESUME, WORKER], 1, 2)
-    yield from of(LOADED, [EVAL_MODEL, RESUME, WORKER], 1, 2)
-    yield from of(TASKS, [TRAIN, CHECK, RESUME, WORKER, EVAL_MODEL, EVAL_RUN, SCORE], 1, 2)
-    yield from of(DATA, [TRAIN, CHECK, RESUME, WORKER, EVAL_MODEL, EVAL_RUN], 1, 2)
-    yield from of(DATA, [SCORE], 0)
-    yield from of(CHANGED, [RESUME], 2)
-    yield from of(FILES, [RESUME, WORKER, EVAL_RUN, REPORT, VIEW], 2)
-    yield from of(CHECKPOINTS, [EXPORT, EVAL_RUN], 1, 2)
-    yield from of(JOURNALS, [REPORT, VIEW], 0)
-    yield from of(CONFIGS, [TRAIN, CHECK], 2)
+    yield from of("/model", MODELS, [TRAIN, CHECK], 2)
+    yield from of("/model", MODELS, [EVAL_MODEL, EVAL_RUN], 2)
+    yield from of("/model", MODELS, [RESUME, WORKER], 1, 2)
+    yield from of("/model", LOADED, [EVAL_MODEL, RESUME, WORKER], 1, 2)
+    yield from of("/digits.py", TASKS, [TRAIN, CHECK, RESUME, WORKER, EVAL_MODEL, EVAL_RUN, SCORE], 1, 2)
+    yield from of("/digits.py", DATA, [TRAIN, CHECK, RESUME, WORKER, EVAL_MODEL, EVAL_RUN], 1, 2)
+    yield from of("", DATA, [SCORE], 0)
+    yield from of("changed since the newest checkpoint", CHANGED, [RESUME], 2)
+    yield from of("", FILES, [RESUME, WORKER, EVAL_RUN, REPORT, VIEW], 2)
+    yield from of("checkpoint", CHECKPOINTS, [EXPORT, EVAL_RUN], 1, 2)
+    yield from of("", JOURNALS, [REPORT, VIEW], 0)
+    yield from of("run.toml", CONFIGS, [TRAIN, CHECK], 2)
 
 
 def judge(pair: Pair, outcome: CommandOutcome) -> str:
@@ -287,6 +294,8 @@ def judge(pair: Pair, outcome: CommandOutcome) -> str:
         return f"exit code {outcome.code} instead of {pair.codes}: {outcome.output[-300:]}"
     if outcome.code and len(outcome.sentences) != 1:
         return f"{len(outcome.sentences)} lines instead of one sentence: {outcome.sentences[:4]}"
+    if outcome.code and pair.about not in outcome.sentences[0]:
+        return f"does not name {pair.about}: {outcome.sentences[0]}"
     return ""
 
 

@@ -255,7 +255,8 @@ def _describe(error: Exception, path: str) -> str:
     own = str(Path(path).resolve())
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     at = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    return f"{type(error).__name__}: {first_line(error)}" + (f" (line {at})" if at else "")
+    what = error.msg if isinstance(error, SyntaxError) else first_line(error)
+    return f"{type(error).__name__}: {what}" + (f" (line {at})" if at else "")
 
 
 def _custom_examples(given: Any, path: str, name: str) -> Sequence[Example]:
