@@ -44,7 +44,7 @@ def ran(asked: Config, place: Path) -> RunDirectory:
     """Train in a process of its own, because Ray reads its settings once, at import."""
     directory = RunDirectory(place)
     directory.create(asked)
-    done = subprocess.run([sys.executable, "-c", DRIVE, str(place)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", DRIVE, str(place)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "0 in flight" in done.stdout
     return directory
