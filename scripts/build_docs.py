@@ -4,7 +4,7 @@
     python scripts/build_docs.py --check    fail if a file differs from what would be written
 
 A built part is the text between `<!-- built: NAME -->` and `<!-- end -->`. NAME is one of `BUILDERS` here or in
-`lab/site/reference.py` or `coming_from.py`, or `results SLUG` for the table of lab/results/SLUG.json.
+`lab/site/reference.py`, `coming_from.py` or `evidence_page.py`, or `results SLUG` for the table of lab/results/SLUG.json.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from lab.site import coming_from, reference  # noqa: E402  # found by the line above
+from lab.site import coming_from, evidence_page, reference  # noqa: E402  # found by the line above
 from lab.site.reference import table  # noqa: E402
 
 RESULTS = ROOT / "lab" / "results"
@@ -85,6 +85,7 @@ def transcript() -> str:
 BUILDERS: dict[str, Callable[[], str]] = {
     **reference.BUILDERS,
     **coming_from.BUILDERS,
+    **evidence_page.BUILDERS,
     "areas": areas,
     "shortfalls": shortfalls,
     "transcript": transcript,

@@ -1,13 +1,16 @@
-"""The model of the learning figures: 90,000 parameters that write sums and get most of them wrong.
+"""The models of the learning figures: small Llamas that have learned a task with mostly wrong answers.
 
-    python -m lab.learning.model    print the directory; the first call makes it, in half a minute on one core
+    python -m lab.learning.model            print the directory of the sums; the first call makes it, in half a minute
+    python -m lab.learning.model sorting    that of other lessons; minutes on one core
 
-The model is kept outside the repository.
+The models are kept outside the repository.
 """
 
 import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import Tensor
@@ -20,29 +23,83 @@ from lab.fixtures.tiny_model import load_tokenizer, save_tokenizer
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-CACHE: Final = Path.home() / ".cache" / "offbeat" / "sums"
-BATCHES: Final = 1000
+KEPT: Final = Path.home() / ".cache" / "offbeat"
 ROWS: Final = 128
-WRONG: Final = 0.8
-"""Share of the training answers that are off by one of `SLIPS`: what RL can improve."""
 SLIPS: Final = (-10, -1, 1, 10)
 IGNORED: Final = -100
+DIGITS: Final = 6
 
 
-def directory() -> Path:
+@dataclass(frozen=True)
+class Lessons:
+    """What a model learns before RL: rows of prompt and answer, many of them wrong. That is what RL can improve."""
+
+    name: str
+    rows: Callable[[], list[tuple[str, str]]]
+    """Returns a batch, drawn from torch's global generator."""
+    batches: int = 1000
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 2
+    rate: float = 3e-3
+
+
+def sums(wrong: float, operators: str = "+", slips: tuple[int, ...] = SLIPS) -> list[tuple[str, str]]:
+    """Return sums, or sums and differences, of which a share `wrong` is off by one of `slips`."""
+    terms_N2 = torch.randint(0, 10, (ROWS, 2))
+    slips_N = torch.where(torch.rand(ROWS) < wrong, torch.tensor(slips)[torch.randint(len(slips), (ROWS,))], 0)
+    signs_N = torch.ones(ROWS, dtype=torch.long) if operators == "+" else 1 - 2 * torch.randint(2, (ROWS,))
+    answers_N = (terms_N2[:, 0] + signs_N * terms_N2[:, 1] + slips_N).abs()
+    signs = ["+" if sign > 0 else "-" for sign in signs_N.tolist()]
+    terms = terms_N2.tolist()
+    return [(f"{a}{sign}{b}=", str(y)) for (a, b), sign, y in zip(terms, signs, answers_N.tolist(), strict=True)]
+
+
+def sorted_digits(wrong: float) -> list[tuple[str, str]]:
+    """Return six digits and the same digits sorted. In a share `wrong` of the answers two neighbors are exchanged."""
+    digits_N6 = torch.randint(0, 10, (ROWS, DIGITS))
+    answers_N6 = digits_N6.sort(-1).values
+    places_N, wrong_N = torch.randint(DIGITS - 1, (ROWS,)), torch.rand(ROWS) < wrong
+    rows_N = torch.arange(ROWS)[wrong_N]
+    first_N, second_N = places_N[wrong_N], places_N[wrong_N] + 1
+    answers_N6[rows_N, first_N], answers_N6[rows_N, second_N] = (
+        answers_N6[rows_N, second_N].clone(),
+        answers_N6[rows_N, first_N].clone(),
+    )
+    return [
+        (f"{''.join(map(str, digits))}=", "".join(map(str, answer)))
+        for digits, answer in zip(digits_N6.tolist(), answers_N6.tolist(), strict=True)
+    ]
+
+
+SUMS: Final = Lessons("sums", lambda: sums(0.8))
+LESSONS: Final = {
+    lessons.name: lessons
+    for lessons in (
+        SUMS,
+        Lessons("rare-sums", lambda: sums(0.97)),
+        Lessons("plus-minus", lambda: sums(0.8, "+-"), batches=2000),
+        Lessons("other-sums", lambda: sums(0.5, slips=(-3, -2, 2, 9)), hidden=96),
+        Lessons("sorting", lambda: sorted_digits(0.9), batches=4000, hidden=128, layers=6, heads=4, rate=1e-3),
+    )
+}
+
+
+def directory(lessons: Lessons = SUMS) -> Path:
     """Return the model directory. The first call makes it."""
-    if not CACHE.exists():
-        part = CACHE.with_suffix(".part")
+    place = KEPT / lessons.name
+    if not place.exists():
+        part = place.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         save_tokenizer(part)
-        pretrain(part).save_pretrained(part)
-        part.rename(CACHE)
-    return CACHE
+        pretrain(part, lessons).save_pretrained(part)
+        part.rename(place)
+    return place
 
 
-def pretrain(tokenizer_in: Path, batches: int = BATCHES) -> "LlamaForCausalLM":
-    """Train a new model on sums whose answers are mostly wrong."""
+def pretrain(tokenizer_in: Path, lessons: Lessons = SUMS, batches: int | None = None) -> "LlamaForCausalLM":
+    """Train a new model on the lessons."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = load_tokenizer(tokenizer_in)
@@ -50,42 +107,42 @@ def pretrain(tokenizer_in: Path, batches: int = BATCHES) -> "LlamaForCausalLM":
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
+            hidden_size=lessons.hidden,
+            intermediate_size=2 * lessons.hidden,
+            num_hidden_layers=lessons.layers,
+            num_attention_heads=lessons.heads,
             max_position_embeddings=32,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    optimizer = AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    batches = batches or lessons.batches
+    optimizer = AdamW(model.parameters(), lr=lessons.rate, weight_decay=0.0)
     schedule = LinearLR(optimizer, start_factor=1.0, end_factor=0.01, total_iters=batches)
     for _ in range(batches):
-        terms_N2 = torch.randint(0, 10, (ROWS, 2))
-        slips_N = torch.where(torch.rand(ROWS) < WRONG, torch.tensor(SLIPS)[torch.randint(4, (ROWS,))], 0)
-        answers_N = (terms_N2.sum(-1) + slips_N).abs()
-        texts = [f"{a}+{b}={answer}" for (a, b), answer in zip(terms_N2.tolist(), answers_N.tolist(), strict=True)]
-        ids_NT, labels_NT = _rows([tokenizer.encode(text) for text in texts], tokenizer.eos_token_id)
+        rows = [(tokenizer.encode(prompt), tokenizer.encode(answer)) for prompt, answer in lessons.rows()]
         optimizer.zero_grad()
-        model(input_ids=ids_NT, labels=labels_NT).loss.backward()
+        answer_loss(model, rows).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
     return model
 
 
-def _rows(sums: list[list[int]], end: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens, and as labels those of the answer and its end."""
-    prompt, longest = len("1+1="), max(map(len, sums)) + 1
-    ids_NT = torch.tensor([one + [end] * (longest - len(one)) for one in sums])
-    ends_N = torch.tensor([len(one) for one in sums])
+def answer_loss(model: "LlamaForCausalLM", rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+    """Return the cross-entropy of the answers and their end. A row is a prompt and its answer, as tokens."""
+    end = cast(int, model.config.eos_token_id)
+    longest = max(len(prompt) + len(answer) for prompt, answer in rows) + 1
+    ids_NT = torch.tensor([one + two + [end] * (longest - len(one) - len(two)) for one, two in rows])
+    starts_N = torch.tensor([len(prompt) for prompt, _ in rows])
+    ends_N = torch.tensor([len(prompt) + len(answer) for prompt, answer in rows])
     places_T = torch.arange(longest)
-    answer_NT = (places_T >= prompt) & (places_T <= ends_N[:, None])
-    return ids_NT, torch.where(answer_NT, ids_NT, IGNORED)
+    answer_NT = (places_T >= starts_N[:, None]) & (places_T <= ends_N[:, None])
+    return cast(Tensor, model(input_ids=ids_NT, labels=torch.where(answer_NT, ids_NT, IGNORED)).loss)
 
 
 if __name__ == "__main__":
-    command_parser(__doc__).parse_args()
-    print(directory())
+    parser = command_parser(__doc__)
+    parser.add_argument("lessons", nargs="?", default=SUMS.name, choices=list(LESSONS), help="what the model learned")
+    print(directory(LESSONS[parser.parse_args().lessons]))

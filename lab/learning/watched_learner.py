@@ -17,6 +17,7 @@ from lab.learning.rows import Promised, Published
 from lab.learning.task import task
 from offbeat.objective.bound import PAPER_FACTOR, TIGHT_FACTOR, group_bounds, normalized_gain, predicted_gain
 from offbeat.run.learner import LocalLearner
+from offbeat.tasks.data import Example
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import UNKNOWN, Group, Json, Score, StepContext
@@ -26,22 +27,22 @@ PLACES: Final = {example.id: place for place, example in enumerate(task.examples
 
 @dataclass(frozen=True)
 class ExactPassRate:
-    """All sums with their right answers, as tokens."""
+    """Prompts with their right answers, as tokens; without others, all sums."""
 
     sequences: list[list[int]]
     prompts: list[int]
     """Number of tokens of each prompt."""
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "ExactPassRate":
-        """Encode all sums, each with the end token."""
-        prompts = [tokenizer.encode(str(example.prompt)) for example in task.examples]
-        answers = [tokenizer.encode(str(example.columns["answer"])) for example in task.examples]
+    def of(cls, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example] = task.examples) -> "ExactPassRate":
+        """Encode all prompts with their answers, each with the end token."""
+        prompts = [tokenizer.encode(str(example.prompt)) for example in examples]
+        answers = [tokenizer.encode(str(example.columns["answer"])) for example in examples]
         ended = [[*prompt, *answer, tokenizer.eos_token_id] for prompt, answer in zip(prompts, answers, strict=True)]
         return cls(ended, [len(prompt) for prompt in prompts])
 
     def pass_rates(self, model: PreTrainedModel) -> Tensor:
-        """Return the probability of the right answer to each sum, [P]."""
+        """Return the probability of the right answer to each prompt, [P]."""
         logprobs = sequence_logprobs(model, self.sequences)
         sums = [float(one[start - 1 :].sum()) for one, start in zip(logprobs, self.prompts, strict=True)]
         return torch.tensor(sums, dtype=torch.float64).exp()

@@ -1,31 +1,15 @@
 """The arms of each block of `lab/learning/protocol.md`, and the cells that it needs, in order."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
-from lab.learning.evidence.cells import EvidenceRow, area
+from lab.learning.evidence.arms import EvidenceArm
+from lab.learning.evidence.others import Use
+from lab.learning.evidence.publishing import Follow
+from lab.learning.evidence.rows import Done, Key
 from offbeat.types import Json
 
-RATES: Final = (1.25e-4, 2.5e-4, 5e-4, 1e-3)
-TUNING: Final = (101, 102, 103, 104)
-EXTENSIONS: Final = 2
-"""How often the grid of learning rates is extended if the best one is at its edge."""
 LAGS: Final = (1, 5, 20)
-
-Settings = Mapping[str, Json | Mapping[str, Json]]
-Key = tuple[str, float, int]
-"""Arm, learning rate, seed."""
-Done = Mapping[Key, EvidenceRow]
-
-
-@dataclass(frozen=True)
-class EvidenceArm:
-    """One of the ways to train that a block compares."""
-
-    name: str
-    settings: Settings = field(default_factory=dict)
-    """What it changes, as in a configuration file."""
 
 
 @dataclass(frozen=True)
@@ -38,43 +22,31 @@ class Block:
     """Reported seeds: 1, 2, 3 …"""
     task: str = "sums"
 
-    def wanted(self, done: Done) -> Iterator[tuple[EvidenceArm, float, int]]:
-        """Yield the cells of the block that are not done: all tuning first, then seed by seed over all arms.
+    def arm(self, name: str) -> EvidenceArm:
+        """Return the arm of this name."""
+        return next(arm for arm in self.arms if arm.name == name)
 
-        `done` grows while the caller trains what this yields.
-        """
-        for arm in self.arms:
-            for rate in grid(arm.name, done):
-                yield from ((arm, rate, seed) for seed in TUNING if (arm.name, rate, seed) not in done)
-        for seed in range(1, self.seeds + 1):
-            for arm in self.arms:
-                key = (arm.name, best_rate(arm.name, done), seed)
-                if key not in done:
-                    yield arm, *key[1:]
+    def ready(self, done: Done) -> list[Key]:
+        """Return the missing cells that can be trained now: tuning, and after it seed by seed over all arms."""
+        tuning = [key for arm in self.arms for key in arm.missing_tuning(done)]
+        return tuning or [
+            (arm.name, rate, seed)
+            for seed in range(1, self.seeds + 1)
+            for arm in self.arms
+            if (arm.name, rate := arm.best_rate(done), seed) not in done
+            and (arm.follow is None or (arm.follow.arm, rate, seed) in done)
+        ]
 
-
-def grid(arm: str, done: Done) -> Iterator[float]:
-    """Yield the learning rates to tune, and, once these are tuned, one more while the best is at an edge."""
-    yield from RATES
-    rates = list(RATES)
-    for _ in range(EXTENSIONS):
-        best = _best(arm, rates, done)
-        if min(rates) < best < max(rates):
-            return
-        rates.append(best / 2 if best == min(rates) else best * 2)
-        yield rates[-1]
-
-
-def best_rate(arm: str, done: Done) -> float:
-    """Return the rate with the largest mean area over the tuning seeds."""
-    return _best(arm, {rate for name, rate, _ in done if name == arm}, done)
-
-
-def _best(arm: str, rates: "set[float] | list[float]", done: Done) -> float:
-    def mean_area(rate: float) -> float:
-        return sum(area(done[arm, rate, seed]) for seed in TUNING) / len(TUNING)
-
-    return max((rate for rate in sorted(rates) if all((arm, rate, seed) in done for seed in TUNING)), key=mean_area)
+    def count_missing(self, done: Done) -> int:
+        """Return how many cells are not done; it may grow, because a grid of learning rates may be extended."""
+        tuning = sum(len(arm.missing_tuning(done)) for arm in self.arms)
+        rates = [None if tuning else arm.best_rate(done) for arm in self.arms]
+        seeds = range(1, self.seeds + 1)
+        return tuning + sum(
+            rate is None or (arm.name, rate, seed) not in done
+            for arm, rate in zip(self.arms, rates, strict=True)
+            for seed in seeds
+        )
 
 
 def objective(preset: str, name: str = "", **changes: Json) -> tuple[EvidenceArm, ...]:
@@ -137,13 +109,79 @@ P2: Final = tuple(
     )
 )
 
+HIGH_RATE: Final = tuple(
+    replace(arm, rate=1e-3) for name in ("rec-oneside-nois", "rec-oneside-is") for arm in objective(name)[-1:]
+)
+RARE: Final = tuple(objective(name)[0] for name in ("rec-oneside-nois", "red-weight", "red-drop"))
+ALONE: Final = "fresh groups alone"
+SUPERVISED: Final = "supervised training, then fresh groups"
+OTHERS: Final = tuple(
+    EvidenceArm(name, {"prompts_per_step": 4, "objective": {"preset": preset, "untested_lag": True}}, use=use)
+    for name, preset, use in (
+        (ALONE, "rec-oneside-nois", None),
+        ("with groups of another model, red-weight", "red-weight", Use.GROUPS),
+        ("with groups of another model and log-probs", "rec-oneside-nois", Use.LOGPROBS),
+        ("with answers of another model in our groups", "red-weight", Use.ONE_GROUP),
+        (SUPERVISED, "rec-oneside-nois", Use.SUPERVISED),
+    )
+)
+LONGEST: Final = 40
+"""Steps without a publish that a rule allows."""
+DRIFT: Final = EvidenceArm("drift", {"sync": {"every": LONGEST, "drift_budget": 0.05}}, keeps_publishes=True)
+
+
+def by_cost(cost: float) -> EvidenceArm:
+    """Return the arm that publishes by cost, if a publish costs as much as so many steps."""
+    return EvidenceArm(f"cost {cost:g}", {"sync": {"every": None, "by_cost": True}}, cost=cost, keeps_publishes=True)
+
+
+def fixed(v: int) -> EvidenceArm:
+    """Return the arm that publishes every v steps."""
+    return EvidenceArm(f"v{v}", {"sync": {"every": v}}, keeps_publishes=True)
+
+
+RULES: Final = (DRIFT, by_cost(1.0))
+TIMING: Final = tuple(
+    arm
+    for rule in RULES
+    for arm in (
+        rule,
+        *(replace(rule, name=f"{rule.name} {how}", follow=Follow(rule.name, how)) for how in ("shuffled", "even")),
+    )
+)
+CONDITIONS: Final = tuple(
+    replace(arm, name=f"{arm.name} at {rate:g}", rate=rate)
+    for rate in (2.5e-4, 5e-4, 1e-3)
+    for arm in (*map(fixed, (1, 2, 5, 10, 20, 40)), *RULES)
+)
+WALL_CLOCK: Final = (
+    *map(fixed, (1, 2, 5, 10, 20)),
+    DRIFT,
+    *map(by_cost, (0.1, 1.0, 5.0)),
+    replace(fixed(1), name="concurrent", settings={"sync": {"every": 1, "offset": 1}}),
+)
+
+
+def _with_prompts(arms: tuple[EvidenceArm, ...], prompts: int) -> tuple[EvidenceArm, ...]:
+    return tuple(replace(arm, settings={**arm.settings, "prompts_per_step": prompts}) for arm in arms)
+
+
 BLOCKS: Final = {
     block.name: block
     for block in (
         Block("d-sums", REUSE, seeds=20),
         Block("a-sums", OBJECTIVES, seeds=12),
+        Block("a-sums-high-rate", HIGH_RATE, seeds=12),
+        Block("a-rare-sums", RARE, seeds=12, task="rare-sums"),
         Block("g-sums", GROUP_SIZES, seeds=20),
         Block("f-sums", P2, seeds=12),
+        Block("e-sums", OTHERS, seeds=20),
+        Block("b-changing", TIMING, seeds=40, task="changing"),
+        Block("b-conditions", CONDITIONS, seeds=4, task="changing"),
+        Block("b-conditions-8", _with_prompts(CONDITIONS, 8), seeds=4, task="changing-8"),
+        Block("c-sums", WALL_CLOCK, seeds=12),
+        Block("d-sorting", REUSE, seeds=20, task="sorting"),
+        Block("a-sorting", OBJECTIVES, seeds=12, task="sorting"),
     )
 }
 """In the order in which they are trained."""

@@ -1,144 +1,159 @@
-"""One cell of the evidence: a real run of an arm with a learning rate and a seed, kept as one line of a file."""
+"""One cell of the evidence: a real run of an arm with a learning rate and a seed."""
 
-import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Final, TypedDict, cast
+from typing import cast
 
 from lab.figures import commit
 from lab.fixtures.own_learner import own_learner
 from lab.learning import model
-from lab.learning.rows import LEARNING
-from lab.learning.watched_learner import ExactPassRate, WatchedLearner
+from lab.learning.cells import SimulatedSeconds
+from lab.learning.evidence.arms import EvidenceArm
+from lab.learning.evidence.others import Others, Use, supervised
+from lab.learning.evidence.publishing import Scheduled
+from lab.learning.evidence.rows import EVERY, EvidenceRow
+from lab.learning.evidence.tasks import TASKS, EvidenceTask
+from lab.learning.watched_learner import ExactPassRate
 from offbeat.config import Config, parse
 from offbeat.errors import RunStopped
 from offbeat.run.build import load_tokenizer
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
+from offbeat.run.learner import LocalLearner
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
-from offbeat.types import Json
-
-KEPT: Final = LEARNING / "evidence"
-STEPS: Final = 100
-EVERY: Final = 5
-"""Steps between two evaluations."""
-LAST: Final = 5
-"""Evaluations whose mean is the final pass rate."""
+from offbeat.trainer.trainer import RefusedBatch, Trained
+from offbeat.types import Group, Json, StepContext
 
 
-class EvidenceRow(TypedDict):
-    """One run."""
+@dataclass
+class EvaluatedLearner(LocalLearner):
+    """The trainer of a run, with the exact pass rate of its policy every five steps. It draws no random numbers."""
 
-    arm: str
-    rate: float
-    seed: int
-    curve: list[float]
-    """Exact pass rate every five steps, from step 0. After a collapse the last one is repeated."""
-    groups: list[int]
-    """Groups generated until each of these steps."""
-    publishes: int
-    drift: float | None
-    """Mean drift of the groups that were trained on; None if their log-probs are unknown."""
-    lag: float
-    """Mean lag of the groups that were trained on."""
-    seconds: float
-    commit: str
-    stopped: str
-    """Why the run ended early, or empty."""
+    pass_rate: ExactPassRate
+    later: ExactPassRate | None = None
+    """The pass rate of the second half of the run, if the task changes."""
+    others: Others | None = None
+    """Groups of another model that are trained on beside the policy's own."""
+    curve: dict[int, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._evaluate()
 
-def final(row: EvidenceRow) -> float:
-    """Return the mean of the last evaluations."""
-    return fmean(row["curve"][-LAST:])
+    def _evaluate(self) -> None:
+        second_half = 2 * self.step > self.rank.config.steps
+        rates = self.later if self.later and second_half else self.pass_rate
+        self.curve[self.step] = float(rates.pass_rates(self.rank.trainer.policy_model.model).mean())
 
-
-def area(row: EvidenceRow) -> float:
-    """Return the mean of all evaluations."""
-    return fmean(row["curve"])
+    async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
+        beside = groups if self.others is None else self.others.beside(groups)
+        done = await super().train(beside, context)
+        if self.step % EVERY == 0:
+            self._evaluate()
+        return done
 
 
-def rows(block: str) -> dict[tuple[str, float, int], EvidenceRow]:
-    """Return the finished cells of a block."""
-    file = KEPT / f"{block}.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return {(row["arm"], row["rate"], row["seed"]): row for row in map(json.loads, lines)}
-
-
-def keep(block: str, row: EvidenceRow) -> None:
-    """Append a finished cell."""
-    with (KEPT / f"{block}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def make_config(settings: Mapping[str, object], rate: float, seed: int, steps: int = STEPS) -> Config:
+def make_config(task: EvidenceTask, arm: EvidenceArm, rate: float, seed: int, steps: int | None = None) -> Config:
     """Return the configuration of a cell: what all arms share, with the arm's own settings over it."""
     shared: dict[str, object] = {
         "seed": seed,
-        "steps": steps,
+        "steps": steps or task.steps,
         "prompts_per_step": 16,
         "group_size": 8,
-        "model": {"path": str(model.directory()), "compute": "float32", "serve": "float32"},
-        "task": {"name": str(LEARNING / "task.py"), "scorers": 1},
+        "model": {"path": str(model.directory(task.lessons)), "compute": "float32", "serve": "float32"},
+        "task": {"name": str(task.file), "scorers": 1},
         "engine": {"kind": "hf"},
-        "sampling": {"max_tokens": 4},
+        "sampling": {"max_tokens": task.max_tokens},
         "sync": {"every": 1},
         "objective": {"preset": "rec-oneside-nois"},
         "optimizer": {"learning_rate": rate, "warmup_steps": 5},
         "trainer": {"token_budget": 2048, "save_every": 10_000},
     }
     merged = dict(shared)
-    for name, value in settings.items():
+    for name, value in arm.settings.items():
         before = shared.get(name)
         merged[name] = {**before, **value} if isinstance(before, dict) and isinstance(value, Mapping) else value
     return parse(merged)
 
 
-def run(arm: str, settings: Mapping[str, object], rate: float, seed: int, steps: int = STEPS) -> EvidenceRow:
-    """Train a cell and return its row."""
-    config, began, stopped = make_config(settings, rate, seed, steps), time.monotonic(), ""
-    watched: list[WatchedLearner] = []
-    loops: list[Loop] = []
-    admitted = {0: 0}
-
-    def note(event: Mapping[str, Json]) -> None:
-        if event["kind"] == "step":
-            admitted[cast(int, event["step"])] = loops[0].desk.admitted
-
-    def watch(loop: Loop) -> None:
-        loops.append(loop)
-        rates = ExactPassRate.of(load_tokenizer(config))
-        watched.append(WatchedLearner(own_learner(loop).rank, rates, EVERY, lambda step: False))
-        loop.learner = watched[0]
-
+def run(
+    task: str,
+    arm: EvidenceArm,
+    rate: float,
+    seed: int,
+    *,
+    followed: EvidenceRow | None = None,
+    steps: int | None = None,
+) -> EvidenceRow:
+    """Train a cell and return its row. `followed` is the run whose number of publishes it has."""
     with tempfile.TemporaryDirectory(prefix="offbeat-evidence-") as scratch:
-        directory = RunDirectory(Path(scratch, "run"))
-        directory.create(config)
+        config = make_config(TASKS[task], arm, rate, seed, steps)
+        if arm.use is Use.SUPERVISED:
+            start = supervised(seed, rate, Path(scratch, "model"))
+            config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
+        return _Cell(TASKS[task], arm, config, followed).run(Path(scratch, "run"))
+
+
+@dataclass
+class _Cell:
+    task: EvidenceTask
+    arm: EvidenceArm
+    config: Config
+    followed: EvidenceRow | None
+    watched: EvaluatedLearner = field(init=False)
+    loop: Loop = field(init=False)
+    admitted: dict[int, int] = field(default_factory=lambda: {0: 0})
+    """Groups generated until each step."""
+
+    def run(self, place: Path) -> EvidenceRow:
+        began, stopped, directory = time.monotonic(), "", RunDirectory(place)
+        directory.create(self.config)
         try:
-            train(config, directory, started=watch, watching=note)
+            train(self.config, directory, started=self._watch, watching=self._count)
         except RunStopped as collapsed:  # a policy that gets nothing right cannot learn any more: a result, too
             stopped = str(collapsed)
-        events = list(read(directory.events))
-    taken = [event for event in events if event["kind"] == "step"]
-    metrics = [cast("dict[str, float]", event["metrics"]) for event in taken]
-    lags = [lag for event in taken for lag in cast("list[int]", event["lags"])]
-    drifts = [one["drift_tv_token"] for one in metrics if "drift_tv_token" in one]
-    points = range(0, steps + 1, EVERY)
-    curve = watched[0].curve
-    reached = [max(at for at in curve if at <= point) for point in points]
-    return {
-        "arm": arm,
-        "rate": rate,
-        "seed": seed,
-        "curve": [round(curve[at], 5) for at in reached],
-        "groups": [admitted[min(point, len(taken))] for point in points],
-        "publishes": sum(event["kind"] == "published" for event in events) - 1,
-        "drift": round(fmean(drifts), 5) if drifts else None,
-        "lag": round(fmean(lags), 3) if lags else 0.0,
-        "seconds": round(time.monotonic() - began, 1),
-        "commit": commit(),
-        "stopped": stopped,
-    }
+        row = self._row(list(read(directory.events)))
+        return row | {"seconds": round(time.monotonic() - began, 1), "stopped": stopped}
+
+    def _watch(self, loop: Loop) -> None:
+        tokenizer, task, arm = load_tokenizer(self.config), self.task, self.arm
+        later = ExactPassRate.of(tokenizer, task.later) if task.later else None
+        others = Others.of(self.config.seed, arm.use) if arm.use and arm.use is not Use.SUPERVISED else None
+        rates = ExactPassRate.of(tokenizer, task.tested)
+        self.watched = EvaluatedLearner(own_learner(loop).rank, rates, later, others)
+        self.loop, loop.learner = loop, self.watched
+        if arm.cost is not None:
+            loop.evidence = SimulatedSeconds(cost=arm.cost)
+        if arm.follow and self.followed:
+            loop.cadence = Scheduled(arm.follow.gaps(self.followed["published"], self.config.steps, self.config.seed))
+
+    def _count(self, event: Mapping[str, Json]) -> None:
+        if event["kind"] == "step":
+            self.admitted[cast(int, event["step"])] = self.loop.desk.admitted
+
+    def _row(self, events: list[dict[str, Json]]) -> EvidenceRow:
+        taken = [event for event in events if event["kind"] == "step"]
+        metrics = [cast("dict[str, float]", event["metrics"]) for event in taken]
+        lags = [lag for event in taken for lag in cast("list[int]", event["lags"])]
+        drifts = [one["drift_tv_token"] for one in metrics if "drift_tv_token" in one]
+        published = [cast(int, event["step"]) for event in events if event["kind"] == "published" and event["step"]]
+        points, curve = range(0, self.config.steps + 1, EVERY), self.watched.curve
+        reached = [max(at for at in curve if at <= point) for point in points]
+        row: EvidenceRow = {
+            "arm": self.arm.name,
+            "rate": self.config.optimizer.learning_rate,
+            "seed": self.config.seed,
+            "curve": [round(curve[at], 5) for at in reached],
+            "groups": [self.admitted[min(point, len(taken))] for point in points],
+            "publishes": len(published),
+            "drift": round(fmean(drifts), 5) if drifts else None,
+            "lag": round(fmean(lags), 3) if lags else 0.0,
+            "seconds": 0.0,
+            "commit": commit(),
+            "stopped": "",
+        }
+        return row | {"published": published} if self.arm.keeps_publishes else row

@@ -84,9 +84,11 @@ class DrawCounts:
         """Restore the counts of `length` groups from the output of `runs`."""
         counts = DrawCounts()
         counts.grow(length)
-        for first, count, uses, last in runs:
-            counts._uses[first : first + count] = uses
-            counts._last[first : first + count] = last
+        first, count, uses, last = np.array(runs, np.int64).reshape(-1, 4).T
+        ends = np.cumsum(count)
+        within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count, count)
+        ordinals = np.repeat(first, count) + within
+        counts._uses[ordinals], counts._last[ordinals] = np.repeat(uses, count), np.repeat(last, count)
         return counts
 
 

@@ -1,0 +1,106 @@
+"""Claims about the cells of a block, and how they are judged: paired by seed, all claims of a block by Holm's rule."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from lab.learning.evidence.blocks import Block
+from lab.learning.evidence.rows import Done, EvidenceRow, final
+from lab.learning.statistics import Interval, holm_levels, p_value
+
+UNDECIDED: Final = "undecided"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement about paired differences, with the words for each outcome."""
+
+    id: str
+    what: str
+    rule: str
+    values: Sequence[float]
+    """One difference for each seed."""
+    edges: tuple[float, ...]
+    """One margin, which the interval has to lie above or below; or two, between which it has to lie."""
+    above: str
+    """The verdict if the interval lies above the margin, or between the margins."""
+    below: str
+    """The verdict if it lies below the margin, or outside of both."""
+    note: str
+    shown: Callable[[float], float] = float
+    """From the scale of the values to the one that is reported."""
+
+    def p_value(self) -> float:
+        """Return how surprising the values would be if the truth were at the margin that is nearest to a decision."""
+        found = [p_value(self.values, edge) for edge in self.edges]
+        inside = len(self.edges) == 2 and self.edges[0] < fmean(self.values) < self.edges[1]
+        return max(found) if inside else min(found)
+
+    def judge(self, level: float) -> "Verdict":
+        """Decide at the level that Holm's rule gives this claim."""
+        interval = Interval.of(self.values, level)
+        first, last = self.edges[0], self.edges[-1]
+        if len(self.edges) == 1:
+            word = self.above if interval.low > first else self.below if interval.high < first else UNDECIDED
+        elif first < interval.low and interval.high < last:
+            word = self.above
+        else:
+            word = self.below if interval.low > last or interval.high < first else UNDECIDED
+        return Verdict(self, word, interval, level)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was decided about a claim."""
+
+    claim: Claim
+    word: str
+    interval: Interval
+    level: float
+
+    @property
+    def holds(self) -> bool:
+        return self.word == self.claim.above
+
+    @property
+    def numbers(self) -> str:
+        mean, low, high = (self.claim.shown(x) for x in (self.interval.mean, self.interval.low, self.interval.high))
+        return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def judge(claims: Sequence[Claim]) -> list[Verdict]:
+    """Decide all claims of a block together, by Holm's rule."""
+    levels = holm_levels([claim.p_value() for claim in claims])
+    return [claim.judge(level) for claim, level in zip(claims, levels, strict=True)]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of a block, by arm."""
+
+    block: Block
+    done: Done
+
+    def of(self, arm: str) -> list[EvidenceRow]:
+        """Return the reported seeds at the arm's own learning rate."""
+        rate = self.block.arm(arm).best_rate(self.done)
+        return [self.done[arm, rate, seed] for seed in range(1, self.block.seeds + 1)]
+
+    def apart(self, arm: str, other: str, of: Callable[[EvidenceRow], float] = final) -> list[float]:
+        """Return one arm minus another, seed by seed."""
+        return [of(one) - of(two) for one, two in zip(self.of(arm), self.of(other), strict=True)]
+
+    def describe(self, *arms: str) -> str:
+        """Give learning rate, final pass rate, drift and lag of each arm."""
+        found = []
+        for arm in arms:
+            rows = self.of(arm)
+            drifts = [row["drift"] for row in rows if row["drift"] is not None]
+            drift = f", drift {fmean(drifts):.3f}" if drifts else ""
+            stopped = sum(bool(row["stopped"]) for row in rows)
+            ended = f", {stopped} of {len(rows)} runs collapsed" if stopped else ""
+            mean = Interval.of([final(row) for row in rows])
+            lag = fmean(row["lag"] for row in rows)
+            found.append(f"{arm}: {mean} at lr {rows[0]['rate']:g}, mean lag {lag:.1f}{drift}{ended}")
+        return "; ".join(found)

@@ -1,0 +1,173 @@
+"""Train SmolLM2-135M on vLLM at v = 1, at v = 10 and with replay, five seeds each: one-digit sums in words.
+
+    python -m lab.learning.evidence.smollm2 --minutes 60    train missing runs, about ten minutes each; the same command
+                                                            continues; rows evidence.smollm2.* when all are there
+    python -m lab.learning.evidence.smollm2 --short         one run of two steps, nothing kept
+
+A finished run is one line of `lab/learning/evidence/smollm2.jsonl`, with its seconds by phase.
+"""
+
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Final, TypedDict, cast
+
+from lab.figures import Figure, command_parser, commit, record
+from lab.fixtures import smollm2
+from lab.fixtures.processes import OFFBEAT
+from lab.fixtures.runs import scratch
+from lab.learning.evidence.rows import KEPT
+from lab.learning.statistics import Interval, difference
+from offbeat.run.journal import read
+
+ARMS: Final = {
+    "v1": "[sync]\nevery = 1",
+    "v10": "[sync]\nevery = 10",
+    "replay": "[sync]\nevery = 1\n[sampler]\nmode = 'replay'\nshare = 0.5\nreuse_budget = 4",
+}
+SEEDS: Final = (1, 2, 3, 4, 5)
+STEPS: Final = 40
+LOSS: Final = -0.08
+"""The only statement that five seeds allow: no loss above this."""
+FILE: Final = KEPT / "smollm2.jsonl"
+CONFIG: Final = """
+seed = {seed}
+steps = {steps}
+prompts_per_step = 8
+group_size = 8
+[model]
+path = "{model}"
+[task]
+name = "arithmetic"
+options = {{ digits = 1, chat = true }}
+[engine]
+kind = "vllm"
+max_prompt_tokens = 64
+[sampling]
+max_tokens = 24
+[objective]
+preset = "rec-oneside-nois"
+untested_lag = true
+[optimizer]
+learning_rate = 5e-6
+[trainer]
+save_every = 1000
+token_budget = 1024
+[evaluation]
+every = 10
+prompts = 48
+samples = 4
+{arm}
+"""
+
+
+class SmolRow(TypedDict):
+    """One run."""
+
+    arm: str
+    seed: int
+    curve: list[float]
+    """pass@1 after every ten steps, from step 0; 48 prompts x 4 samples."""
+    groups: int
+    """Groups generated for training."""
+    publishes: int
+    seconds: dict[str, float]
+    commit: str
+
+
+def rows() -> dict[tuple[str, int], SmolRow]:
+    """Return the finished runs."""
+    lines = FILE.read_text(encoding="utf-8").splitlines() if FILE.exists() else []
+    return {(row["arm"], row["seed"]): row for row in map(json.loads, lines)}
+
+
+def run(arm: str, seed: int, steps: int = STEPS) -> SmolRow:
+    """Run `offbeat train` and read its journal."""
+    with scratch() as place:
+        text = CONFIG.format(seed=seed, steps=steps, model=smollm2.directory(), arm=ARMS[arm])
+        (place / "run.toml").write_text(text, encoding="utf-8")
+        words = [OFFBEAT, "train", str(place / "run.toml"), "--out", str(place / "run")]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{arm}, seed {seed} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        events = list(read(place / "run" / "events.jsonl"))
+    trained = [event for event in events if event["kind"] == "step"]
+    return {
+        "arm": arm,
+        "seed": seed,
+        "curve": [cast("list[float]", event["pass@1"])[0] for event in events if event["kind"] == "evaluated"],
+        "groups": sum(cast(int, event["groups"]) - cast(int, event["replayed"]) for event in trained),
+        "publishes": sum(event["kind"] == "published" for event in events) - 1,
+        "seconds": cast("dict[str, float]", events[-1]["seconds"]),
+        "commit": commit(),
+    }
+
+
+def final(row: SmolRow) -> float:
+    """Return the mean of the last two evaluations."""
+    return fmean(row["curve"][-2:])
+
+
+def figures(done: dict[tuple[str, int], SmolRow]) -> list[Figure]:
+    """Return the final pass rates, and the differences from v = 1."""
+    found, base = [], [final(done["v1", seed]) for seed in SEEDS]
+    for arm in ARMS:
+        arm_rows = [done[arm, seed] for seed in SEEDS]
+        finals = [final(row) for row in arm_rows]
+        note = _describe(arm_rows)
+        what = f"SmolLM2-135M on vLLM, {arm}: final pass@1"
+        found.append(Figure(f"evidence.smollm2.{arm}", what, "stated", str(Interval.of(finals)), "", True, 5, note))
+        if arm != "v1":
+            apart = difference(finals, base)
+            found.append(
+                Figure(
+                    f"evidence.smollm2.{arm}-loss",
+                    f"SmolLM2-135M on vLLM: final pass@1 of {arm} minus that of v = 1",
+                    f"interval above {LOSS}",
+                    f"{apart.mean:.3f} [{apart.low:.3f}, {apart.high:.3f}]",
+                    "",
+                    apart.low > LOSS,
+                    len(SEEDS),
+                    "paired by seed; " + ("no loss above 0.08" if apart.low > LOSS else "undecided at five seeds"),
+                )
+            )
+    return found
+
+
+def _describe(arm_rows: Sequence[SmolRow]) -> str:
+    starts = fmean(row["curve"][0] for row in arm_rows)
+    phases = sorted({phase for row in arm_rows for phase in row["seconds"]})
+    seconds = {phase: fmean(row["seconds"].get(phase, 0.0) for row in arm_rows) for phase in phases}
+    spent = ", ".join(f"{phase} {value:.0f} s" for phase, value in seconds.items() if value >= 0.5)
+    return (
+        f"from {starts:.3f}; {fmean(row['groups'] for row in arm_rows):.0f} generated groups, "
+        f"{fmean(row['publishes'] for row in arm_rows):.0f} publishes; {sum(seconds.values()):.0f} s: {spent}"
+    )
+
+
+def main() -> None:
+    parser = command_parser(__doc__, short="one run of two steps; keep nothing")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no new run after this many minutes")
+    options = parser.parse_args()
+    if options.short:
+        print(run("replay", 101, steps=2))
+        return
+    until, done = time.monotonic() + 60 * options.minutes, rows()
+    for seed in SEEDS:
+        for arm in ARMS:
+            if (arm, seed) not in done and time.monotonic() < until:
+                done[arm, seed] = run(arm, seed)
+                with FILE.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(done[arm, seed]) + "\n")
+                print(f"{arm}, seed {seed}: {done[arm, seed]['curve']}", flush=True)
+    missing = len(ARMS) * len(SEEDS) - len(done)
+    if missing:
+        print(f"{missing} runs are missing; the same command continues")
+    else:
+        record(*figures(done))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Give the verdicts of the finished blocks of the evidence, by the rules of `lab/learning/protocol.md`.
+
+    python -m lab.learning.verdicts                   seconds; rows evidence.*
+    python -m lab.learning.verdicts --block d-sums    one block
+
+A block without all of its cells has no verdict; the command says how many are missing and how long they take.
+"""
+
+import sys
+from statistics import fmean
+
+from lab.figures import Figure, command_parser, record
+from lab.learning.evidence.block_claims import CLAIMS
+from lab.learning.evidence.blocks import BLOCKS, Block
+from lab.learning.evidence.claims import UNDECIDED, Cells, Verdict, judge
+from lab.learning.evidence.rows import rows
+
+
+def verdicts(block: Block) -> list[Verdict]:
+    """Return what is decided about a block; nothing while cells are missing."""
+    cells = Cells(block, rows(block.name))
+    if missing := block.count_missing(cells.done):
+        seconds = fmean(row["seconds"] for row in cells.done.values()) if cells.done else 20.0
+        hours = missing * seconds / 3600
+        print(f"block {block.name}: {missing} cells or more are missing, about {hours:.1f} h on one core")
+        return []
+    return judge(list(CLAIMS[block.name](cells)))
+
+
+def figure(verdict: Verdict) -> Figure:
+    """Return the row of a verdict."""
+    claim = verdict.claim
+    why = "" if verdict.holds else f"{'the interval holds the margin' if verdict.word == UNDECIDED else verdict.word}; "
+    return Figure(
+        claim.id,
+        claim.what,
+        claim.rule,
+        f"{verdict.word}: {verdict.numbers}",
+        "",
+        verdict.holds,
+        len(claim.values),
+        f"{why}{claim.note}; interval at level {verdict.level:.4f} by Holm's rule",
+    )
+
+
+def main() -> bool:
+    parser = command_parser(__doc__)
+    parser.add_argument("--block", choices=list(BLOCKS), help="one block; left out, all of them")
+    chosen = parser.parse_args().block
+    blocks = [BLOCKS[chosen]] if chosen else list(BLOCKS.values())
+    return record(*(figure(verdict) for block in blocks for verdict in verdicts(block)))
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit()  # what fails its claim is a result, not an error

@@ -1,0 +1,103 @@
+"""The table of docs/evidence.md: every claim with its verdicts, from lab/results/evidence.json."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any, Final
+
+from lab.figures import ROOT
+from lab.site.reference import table
+
+P1: Final = "[P1](https://arxiv.org/abs/2509.24203)"
+P2: Final = "[P2](https://arxiv.org/abs/2505.22257)"
+OURS: Final = "offbeat"
+OPEN: Final = "not decided yet"
+
+
+@dataclass(frozen=True)
+class PublishedClaim:
+    """Something that a paper or a page of ours says, and the verdicts about it."""
+
+    text: str
+    source: str
+    rows: tuple[str, ...]
+    """Patterns of the ids of its verdicts."""
+    blocks: tuple[str, ...]
+    """Whose cells decide it."""
+
+
+CLAIMS: Final = (
+    PublishedClaim(
+        "Lag is nearly free for clipped objectives", f"{P1}, {P2}",
+        ("evidence.a.*.grpo-v*", "evidence.a.*.grpo-off-policy-v*", "evidence.a.*.rec-oneside-*-v*"),
+        ("a-sums", "a-sorting"),
+    ),
+    PublishedClaim(
+        "Clipping matters, importance sampling does not", P1, ("evidence.a.*.importance-sampling*",),
+        ("a-sums", "a-sums-high-rate", "a-sorting"),
+    ),
+    PublishedClaim(
+        "Without a clip, lag makes a run collapse", P1, ("evidence.a.*.reinforce-v*",), ("a-sums", "a-sorting")
+    ),
+    PublishedClaim(
+        "A wide clip, (0.6, 2.0), tolerates lag", P1, ("evidence.a.*.wide-clip-v*",), ("a-sums", "a-sorting")
+    ),
+    PublishedClaim(
+        "Objectives made for off-policy data tolerate lag", f"{P1} and others",
+        tuple(f"evidence.a.*.{name}-v*" for name in (
+            "topr", "red-weight", "red-drop", "asymre", "opmd", "rec-ring", "cispo", "grpo-off-policy-capped",
+        )),
+        ("a-sums", "a-sorting"),
+    ),
+    PublishedClaim("RED helps where few answers are right", P1, ("evidence.a.rare-sums.*",), ("a-rare-sums",)),
+    PublishedClaim(
+        "Masking groups of equal rewards makes training stable", P2, ("evidence.f.*.with-mask",), ("f-sums",)
+    ),
+    PublishedClaim("Refilling such groups helps", "DAPO", ("evidence.f.*.with-refill",), ("f-sums",)),
+    PublishedClaim("Ten updates of a batch are poorer than one", P2, ("evidence.f.*.with-i*",), ("f-sums",)),
+    PublishedClaim(
+        "A lagging server is 1.35 × as fast by the clock", P2, ("evidence.c.*",), ("c-sums",)
+    ),
+    PublishedClaim("Replay halves the samples", OURS, ("evidence.d.*",), ("d-sums", "d-sorting")),
+    PublishedClaim("Publishing by drift or cost chooses better moments", OURS, ("evidence.b.*",), ("b-changing",)),
+    PublishedClaim("The answers of others help", OURS, ("evidence.e.*",), ("e-sums",)),
+    PublishedClaim("Shrunk advantages help small groups", OURS, ("evidence.g.*",), ("g-sums",)),
+    PublishedClaim(
+        "SmolLM2-135M: v = 10 and replay lose no more than 0.08", OURS, ("evidence.smollm2.*-loss",), ("smollm2",)
+    ),
+)  # fmt: skip
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return the verdicts so far."""
+    file = ROOT / "lab" / "results" / "evidence.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+
+
+def claims_table() -> str:
+    """Return one line for each claim, with all its verdicts; those that are open say so."""
+    found = rows()
+    lines = []
+    for claim in CLAIMS:
+        verdicts = [row for row in found if any(fnmatch(row["id"], pattern) for pattern in claim.rows)]
+        lines.append([claim.text, claim.source, _verdicts(verdicts), _commands(claim.blocks)])
+    return table(["claim", "said by", "verdicts, with mean and interval", "command"], lines)
+
+
+def _verdicts(found: Sequence[dict[str, Any]]) -> str:
+    return "<br>".join(
+        f"[{row['id'].removeprefix('evidence.')}](measured/evidence.md#{row['id']}): {row['measured']}, n = {row['n']}"
+        for row in found
+    ) or OPEN  # fmt: skip
+
+
+def _commands(blocks: Sequence[str]) -> str:
+    commands = [
+        "python -m lab.learning.evidence.smollm2" if block == "smollm2" else f"… sweep --block {block}"
+        for block in blocks
+    ]
+    return "<br>".join(f"`{command}`" for command in commands)
+
+
+BUILDERS: Final[dict[str, Callable[[], str]]] = {"evidence": claims_table}

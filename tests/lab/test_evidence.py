@@ -1,0 +1,144 @@
+"""The verdicts of the evidence follow the rules of its protocol, on numbers computed by hand."""
+
+import math
+from itertools import product
+
+import pytest
+
+from lab.learning.evidence.arms import RATES, TUNING, EvidenceArm
+from lab.learning.evidence.block_claims import CLAIMS, groups_to_goal, seconds_to_goal
+from lab.learning.evidence.blocks import BLOCKS, Block
+from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, judge
+from lab.learning.evidence.rows import EvidenceRow, Key, area, final
+from lab.learning.evidence.tasks import TASKS
+from lab.learning.statistics import Interval, holm_levels, p_value, student_limit, student_tail
+from lab.learning.verdicts import figure
+
+
+def row(arm: str, rate: float, seed: int, level: float, groups: int = 100) -> EvidenceRow:
+    """Return a run that starts at 0.2 and then stays at `level`, with 1 / 1000 more for each seed."""
+    return {
+        "arm": arm,
+        "rate": rate,
+        "seed": seed,
+        "curve": [0.2, *[level + seed / 1000] * 5],
+        "groups": [groups * point for point in range(6)],
+        "publishes": 2,
+        "published": [5, 20],
+        "drift": 0.01,
+        "lag": 1.0,
+        "seconds": 20.0,
+        "commit": "abc",
+        "stopped": "",
+    }
+
+
+def tuned(arm: str, best: float) -> dict[Key, EvidenceRow]:
+    """Return finished tuning cells whose area is highest at `best`."""
+    return {
+        (arm, rate, seed): row(arm, rate, seed, 0.5 - 0.05 * abs(math.log2(rate / best)))
+        for rate, seed in product(RATES, TUNING)
+    }
+
+
+def claim(values: list[float], *edges: float) -> Claim:
+    return Claim("evidence.x", "", "", values, edges, "yes", "no", "")
+
+
+def test_student_agrees_with_published_tables() -> None:
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 11: 2.201, 19: 2.093, 39: 2.023}
+    assert {freedom: round(student_limit(freedom), 3) for freedom in table} == table
+    assert student_limit(10, 0.01) == pytest.approx(3.169, abs=5e-4)
+    assert student_tail(0.0, 7) == pytest.approx(1.0)
+
+
+def test_the_p_value_and_the_interval_decide_alike() -> None:
+    values = [0.01, 0.03, 0.02, 0.05, 0.00]
+    p = p_value(values, 0.0)
+    assert Interval.of(values, p * 1.001).low > 0 > Interval.of(values, p * 0.999).low
+
+
+def test_holm_gives_the_smallest_p_value_the_strictest_level_and_stops_at_the_first_failure() -> None:
+    assert holm_levels([0.04, 0.001, 0.02, 0.9]) == pytest.approx([0.05 / 3, 0.05 / 4, 0.05 / 3, 0.05 / 3])
+    assert holm_levels([0.01, 0.02]) == pytest.approx([0.025, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("values", "edges", "word"),
+    [
+        ([0.10, 0.11, 0.12], (0.0,), "yes"),
+        ([-0.10, -0.11, -0.12], (0.0,), "no"),
+        ([-0.10, 0.11, 0.02], (0.0,), UNDECIDED),
+        ([-0.001, 0.001, 0.0], (-0.02, 0.02), "yes"),
+        ([0.050, 0.051, 0.052], (-0.02, 0.02), "no"),
+        ([-0.050, -0.051, -0.052], (-0.02, 0.02), "no"),
+        ([0.010, 0.020, 0.030], (-0.02, 0.02), UNDECIDED),
+    ],
+)
+def test_an_interval_is_held_against_its_margins(values: list[float], edges: tuple[float, ...], word: str) -> None:
+    [verdict] = judge([claim(values, *edges)])
+    assert verdict.word == word
+    assert verdict.holds == (word == "yes")
+
+
+def test_a_claim_that_would_hold_alone_is_undecided_among_many() -> None:
+    weak, lost = claim([0.01, 0.03, 0.02, 0.05, 0.005], 0.0), claim([-1.0, 1.0, 0.5, -0.4, 0.1], 0.0)
+    assert 0.025 < p_value(weak.values, 0.0) < 0.05
+    assert [one.word for one in judge([weak])] == ["yes"]
+    assert [one.word for one in judge([weak, lost])] == [UNDECIDED, UNDECIDED]
+
+
+def test_groups_to_the_goal_lie_on_a_line_between_two_evaluations() -> None:
+    one = row("x", 1e-3, 0, 0.0)
+    one["curve"], one["groups"] = [0.2, 0.7, 0.9, 0.95], [0, 100, 200, 300]
+    assert groups_to_goal(one) == pytest.approx(150)
+    one["published"] = [2, 7, 8]
+    assert seconds_to_goal(one, cost=2.0) == pytest.approx(7.5 + 2 * 2)  # two of three publishes are before step 7.5
+    one["curve"] = [0.2, 0.3, 0.4, 0.5]
+    assert groups_to_goal(one) == 300
+    assert final(one) == pytest.approx(0.35)
+    assert area(one) == pytest.approx(0.35)
+
+
+def test_tuning_comes_before_reported_seeds_and_the_grid_grows_at_an_edge() -> None:
+    block = Block("x", (EvidenceArm("one"), EvidenceArm("two", rate=1e-3)), seeds=2)
+    assert len(block.ready({})) == len(RATES) * len(TUNING)
+    assert block.count_missing({}) == len(RATES) * len(TUNING) + 4
+    assert block.ready(tuned("one", best=5e-4)) == [
+        ("one", 5e-4, 1),
+        ("two", 1e-3, 1),
+        ("one", 5e-4, 2),
+        ("two", 1e-3, 2),
+    ]
+    at_edge = tuned("one", best=1e-3)
+    assert block.ready(at_edge) == [("one", 2e-3, seed) for seed in TUNING]
+    more = {("one", 2e-3, seed): row("one", 2e-3, seed, 0.6) for seed in TUNING}
+    assert block.ready(at_edge | more) == [("one", 4e-3, seed) for seed in TUNING]
+    most = {("one", 4e-3, seed): row("one", 4e-3, seed, 0.7) for seed in TUNING}
+    assert block.ready(at_edge | more | most)[0] == ("one", 4e-3, 1)  # twice extended is enough
+
+
+def test_every_block_has_claims_about_its_own_arms() -> None:
+    """With made-up cells in which nothing differs but the seed, no claim of a difference holds."""
+    assert BLOCKS.keys() == CLAIMS.keys()
+    for block in BLOCKS.values():
+        assert block.task in TASKS
+        done = {
+            key: row
+            for place, arm in enumerate(block.arms)
+            for key, row in (tuned(arm.name, arm.rate or 5e-4) | _reported(arm, block.seeds, place)).items()
+        }
+        assert block.count_missing(done) == 0
+        found = judge(list(CLAIMS[block.name](Cells(block, done))))
+        figures = [figure(verdict) for verdict in found]
+        assert len({one.id for one in figures}) == len(figures)
+        assert all(one.id.startswith(f"evidence.{block.name[0]}.{block.task}.") for one in figures)
+        assert all(one.n == block.seeds and one.note for one in figures)
+        gains = [one for one in figures if one.goal in ("interval above 0", "interval above 1")]
+        assert not [one.id for one in gains if one.holds and "concurrent" not in one.id]  # it is faster by assumption
+
+
+def _reported(arm: EvidenceArm, seeds: int, place: int) -> dict[Key, EvidenceRow]:
+    rate = arm.rate or 5e-4
+    noise = [(37 * seed + 11 * place) % 17 / 1000 for seed in range(1, seeds + 1)]
+    return {(arm.name, rate, seed): row(arm.name, rate, seed, 0.85 + noise[seed - 1]) for seed in range(1, seeds + 1)}
