@@ -77,7 +77,7 @@ LESSONS: Final = {
     lessons.name: lessons
     for lessons in (
         SUMS,
-        Lessons("rare-sums", lambda: sums(0.97)),
+        Lessons("rare-sums", lambda: sums(0.995)),
         Lessons("plus-minus", lambda: sums(0.8, "+-"), batches=2000),
         Lessons("other-sums", lambda: sums(0.5, slips=(-3, -2, 2, 9)), hidden=96),
         Lessons("sorting", lambda: sorted_digits(0.9), batches=4000, hidden=128, layers=6, heads=4, rate=1e-3),

@@ -3,7 +3,7 @@
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import cast
@@ -54,7 +54,21 @@ class EvaluatedLearner(LocalLearner):
         done = await super().train(beside, context)
         if self.step % EVERY == 0:
             self._evaluate()
-        return done
+        return done if self.others is None else _of_our_groups(done, {group.id for group in groups})
+
+
+def _of_our_groups(done: Trained | RefusedBatch, ours: set[str]) -> Trained | RefusedBatch:
+    """Leave out what was said of another model's groups, which the run does not know."""
+    if isinstance(done, RefusedBatch):
+        return RefusedBatch({name: why for name, why in done.faults.items() if name in ours})
+    return replace(
+        done,
+        groups=tuple(name for name in done.groups if name in ours),
+        zero_variance=tuple(name for name in done.zero_variance if name in ours),
+        too_small=tuple(name for name in done.too_small if name in ours),
+        group_drift={name: drift for name, drift in done.group_drift.items() if name in ours},
+        refused={name: why for name, why in done.refused.items() if name in ours},
+    )
 
 
 def make_config(task: EvidenceTask, arm: EvidenceArm, rate: float, seed: int, steps: int | None = None) -> Config:
@@ -95,7 +109,8 @@ def run(
         if arm.use is Use.SUPERVISED:
             start = supervised(seed, rate, Path(scratch, "model"))
             config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
-        return _Cell(TASKS[task], arm, config, followed).run(Path(scratch, "run"))
+        others = Others.of(seed, arm.use) if arm.use and arm.use is not Use.SUPERVISED else None
+        return _Cell(TASKS[task], arm, config, followed, others).run(Path(scratch, "run"))
 
 
 @dataclass
@@ -104,6 +119,7 @@ class _Cell:
     arm: EvidenceArm
     config: Config
     followed: EvidenceRow | None
+    others: Others | None
     watched: EvaluatedLearner = field(init=False)
     loop: Loop = field(init=False)
     admitted: dict[int, int] = field(default_factory=lambda: {0: 0})
@@ -122,9 +138,8 @@ class _Cell:
     def _watch(self, loop: Loop) -> None:
         tokenizer, task, arm = load_tokenizer(self.config), self.task, self.arm
         later = ExactPassRate.of(tokenizer, task.later) if task.later else None
-        others = Others.of(self.config.seed, arm.use) if arm.use and arm.use is not Use.SUPERVISED else None
         rates = ExactPassRate.of(tokenizer, task.tested)
-        self.watched = EvaluatedLearner(own_learner(loop).rank, rates, later, others)
+        self.watched = EvaluatedLearner(own_learner(loop).rank, rates, later, self.others)
         self.loop, loop.learner = loop, self.watched
         if arm.cost is not None:
             loop.evidence = SimulatedSeconds(cost=arm.cost)
