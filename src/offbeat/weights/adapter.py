@@ -4,7 +4,7 @@
 
 A version of such a run is its A and B, named as peft names them in adapter_model.safetensors. They are published in
 `model.serve`, rounded once from the trainer's float32 masters: the probe and every engine compute with exactly these
-values. They are never multiplied by alpha / rank; whoever computes with them does that, once. Version 0 has B = 0: it
+values. They do not contain the factor alpha / rank, which is applied once, when they are used. Version 0 has B = 0: it
 is the base itself.
 """
 
@@ -125,8 +125,8 @@ def merged(
     The result has the dtypes of `base`. Raises `AdapterMismatch` if A, B or the module that they belong to is missing.
 
     >>> spec = AdapterSpec(1, 2.0, ("q",), "")
-    >>> ab = {"base_model.model.q.lora_A.weight": torch.ones(1, 2), "base_model.model.q.lora_B.weight": torch.ones(2, 1)}
-    >>> dict(merged([("q.weight", torch.eye(2))], ab, spec))["q.weight"].tolist()
+    >>> adapter = {f"{PREFIX}q{A}": torch.ones(1, 2), f"{PREFIX}q{B}": torch.ones(2, 1)}
+    >>> dict(merged([("q.weight", torch.eye(2))], adapter, spec))["q.weight"].tolist()
     [[3.0, 2.0], [2.0, 3.0]]
     """
     left = {layer_of(name) for name in adapter}
