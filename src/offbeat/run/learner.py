@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from offbeat.config import Config, examine
 from offbeat.config.recorded import translate
 from offbeat.errors import RunError
-from offbeat.run.build import make_trainer
+from offbeat.run.build_trainer import make_trainer
 from offbeat.run.directory import RunDirectory
 from offbeat.run.earlier import translate_state
 from offbeat.run.evidence import PublishEvidence
@@ -92,7 +92,8 @@ class RankLearner:
             keep_freed_memory()
         weights = None
         if ranks.rank == 0 and config.run.mode != "offline":  # an offline run has no workers to publish for
-            log = WeightLog.open(directory.weights, anchor_every=config.sync.anchor_every)
+            adapter = trainer.policy_model.adapter
+            log = WeightLog.open(directory.weights, anchor_every=config.sync.anchor_every, adapter=adapter)
             weights = stack.enter_context(log)
         settings, keep = fixed_settings(config), config.trainer.keep
         checkpoints = Checkpoints(

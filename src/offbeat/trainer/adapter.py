@@ -1,15 +1,15 @@
 """The adapter of a policy model: peft's layers around frozen linear layers, without peft's wrapper around the model.
 
-    attach(model, spec)                   A and B beside every target layer, in place; all other weights are frozen
-    initialize(model, seed)               A from the run's seed, B = 0: the policy is the base
-    with switched_off(model): …           the base alone: the reference policy, without a second model
+    attach(model, spec)              A and B beside every target layer, in place; all other weights are frozen
+    load_adapter(model, state)       the A and B of a version; `loading.py` draws those of version 0
+    with switched_off(model): …      the base alone: the reference policy, without a second model
 
 The model keeps its class, so shared prefixes, the output head and FSDP find what they know. A tensor that is
 `….q_proj.lora_A.default.weight` in the model is `base_model.model.….q_proj.lora_A.weight` in the weight log, in
 checkpoints and in exported files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from offbeat.errors import AdapterMismatch, RunError, UnsupportedModel, suggest_nearest
 from offbeat.imports import install_command, missing_modules
-from offbeat.seeds import derive
 from offbeat.weights.adapter import PREFIX, AdapterSpec
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ _FROZEN: Final = ".base_layer."
 def attach(model: PreTrainedModel, spec: AdapterSpec) -> None:
     """Put A and B beside the target layers of `model`, in place, in its dtype, and freeze all other weights.
 
-    The values of A and B mean nothing until `initialize` or `load_adapter` sets them.
+    The values of A and B mean nothing until they are set.
     """
     if missing_modules(["peft"]):
         raise RunError(f"an adapter needs peft, which is not installed: {install_command('lora')}")
@@ -44,23 +43,6 @@ def attach(model: PreTrainedModel, spec: AdapterSpec) -> None:
     known = spec.peft_config() | {"inference_mode": False}
     with torch.random.fork_rng(devices=[]):  # peft draws from the global generator, which is not its own
         inject_adapter_in_model(LoraConfig(**known), model)
-
-
-def initialize(parameters: Iterator[tuple[str, Tensor, int]], seed: int) -> None:
-    """Set A to the values that belong to `seed`, and B to 0. `parameters` are stored names, own rows, and the first row.
-
-    A is uniform within ±1/√in, as in peft. Every A has a random stream of its own, and is drawn whole, so that neither
-    the number of ranks nor the order of layers matters.
-    """
-    with torch.no_grad():
-        for name, local, start in parameters:
-            if name.endswith("lora_B.weight"):
-                local.zero_()
-                continue
-            generator = torch.Generator().manual_seed(derive(seed, "adapter", name))
-            rows, width = start + len(local), local.shape[1]
-            drawn = torch.empty(rows, width).uniform_(-(width**-0.5), width**-0.5, generator=generator)
-            local.copy_(drawn[start:])
 
 
 @contextmanager
@@ -85,7 +67,7 @@ def adapted_layers(model: nn.Module) -> "Iterator[LoraLayer]":
 
 
 @torch.no_grad()
-def load_adapter(model: PreTrainedModel, state: "dict[str, Tensor]") -> None:
+def load_adapter(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
     """Copy the A and B of a version into a model that `attach` has prepared. Raises if any is missing or unknown."""
     own = {stored_name(name): tensor for name, tensor in model.named_parameters() if is_adapter(name)}
     if odd := sorted(own.keys() ^ state.keys()):
