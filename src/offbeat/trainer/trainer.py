@@ -125,9 +125,7 @@ class Trainer:
         if self._needs_reference and self.reference is None and not adapted:
             raise ValueError("this objective has a KL term to a reference policy: give a second model as `reference`")
         if adapted and (self.reference is not None or self.settings.refresh_every):
-            raise ValueError(
-                "the reference policy of an adapter is its base: leave `reference` and `refresh_every` out"
-            )
+            raise ValueError("an adapter's reference policy is its base: leave out `reference` and `refresh_every`")
         if not self._needs_reference and self.reference is not None:
             raise ValueError("this objective does not use a reference policy: leave `reference` out")
         self.check = check_model(self.policy_model, self.settings.token_budget)
