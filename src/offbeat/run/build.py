@@ -33,6 +33,7 @@ from offbeat.rollout.prompt_leases import PromptLeases, Prompts
 from offbeat.rollout.stopping import read_generation_config, stop_tokens
 from offbeat.rollout.worker import Pace, Worker
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission, OfflineAdmission
+from offbeat.run.build_trainer import adapter_spec
 from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
 from offbeat.run.counted_learner import CountedLearner
 from offbeat.run.desk import Desk
@@ -251,7 +252,7 @@ def make_worker(
 
     maker = GroupMaker(config.group_size, sampling, decode, scorer)
     policies = Subscription.open(context.directory.weights, name=name)
-    return Worker(name, start, policies, prompts, maker, log, _pace(config)), policies
+    return Worker(name, start, policies, prompts, maker, log, _pace(config), adapter_spec(config)), policies
 
 
 def _pace(config: Config) -> Pace:
@@ -276,7 +277,7 @@ async def start_engine(config: Config, place: EnginePlace | None = None) -> Engi
 
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         device = f"{accelerator.type}:{place.devices[0]}" if accelerator is not None and place is not None else None
-        return HfEngine.start(path, dtype=config.model.serve, device=device)
+        return HfEngine.start(path, dtype=config.model.serve, device=device, adapter=adapter_spec(config))
     from offbeat.rollout.vllm import VllmEngine
     from offbeat.rollout.vllm_settings import fitting_length
 
@@ -294,5 +295,6 @@ async def start_engine(config: Config, place: EnginePlace | None = None) -> Engi
         tensor_parallel=engine.tensor_parallel,
         devices=place.devices if place else None,
         sleeps=place.sleeps if place else False,
+        adapter=adapter_spec(config),
         extra=engine.extra,
     )
