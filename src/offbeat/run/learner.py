@@ -25,9 +25,9 @@ from offbeat.run.protocols import REPAIRED
 from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, prompt_at
+from offbeat.trainer.adapter_export import PROBE
 from offbeat.trainer.allocator import keep_freed_memory
 from offbeat.trainer.checkpoint import Checkpoints
-from offbeat.trainer.adapter_export import PROBE
 from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.trainer.fsdp import Ranks, as_served, serving_state

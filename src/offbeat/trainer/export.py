@@ -60,21 +60,28 @@ def export(
     adapter = AdapterCheckpoint.open(checkpoint, base) if checkpoint.manifest.adapter else None
     if adapter is None and (merge or base):
         raise CheckpointError(f"{place} trained all weights, not an adapter: leave `merge` and `base` out")
-    if adapter is not None and not merge:
-        if dtype is not None:
-            raise CheckpointError("an adapter is exported as it was served: leave `dtype` out, or set `merge`")
-        adapter.write(part)
-    else:
-        rounded = dtype or torch.bfloat16
-        _build_model(checkpoint, rounded, base=base).save_pretrained(part)
-        if adapter is not None:
-            adapter.check_merged(_build_model(checkpoint, torch.float32, "cpu", base).eval(), part, rounded)
-    source = tokenizer or checkpoint.folder.parent.parent / "tokenizer"
-    for name in TOKENIZER_FILES:
-        if (source / name).exists():
-            shutil.copy2(source / name, part / name)
+    if adapter is not None and not merge and dtype is not None:
+        raise CheckpointError("an adapter is exported as it was served: leave `dtype` out, or set `merge`")
+    try:
+        if adapter is not None and not merge:
+            adapter.write(part)
+        else:
+            rounded = dtype or torch.bfloat16
+            _build_model(checkpoint, rounded, base=base).save_pretrained(part)
+            if adapter is not None:
+                adapter.check_merged(_build_model(checkpoint, torch.float32, "cpu", base).eval(), part, rounded)
+        _copy_tokenizer(tokenizer or checkpoint.folder.parent.parent / "tokenizer", part)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     part.replace(out)
     return checkpoint
+
+
+def _copy_tokenizer(source: Path, to: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copy2(source / name, to / name)
 
 
 def load_policy(place: Path, *, dtype: torch.dtype) -> PreTrainedModel:
