@@ -22,8 +22,10 @@ from offbeat.types import UNKNOWN, Group, Prompt
 Reward = Callable[[list[int]], float]
 
 
-def train(directory: Path, prompt_at: Callable[[int], Prompt], reward: Reward, *, lora: LoraConfig, steps: int,
-          batch: int, size: int, tokens: int, lr: float, clip: tuple[float, float]) -> dict[str, torch.Tensor]:  # fmt: skip
+def train(
+    directory: Path, prompt_at: Callable[[int], Prompt], reward: Reward, *, lora: LoraConfig, steps: int, batch: int,
+    size: int, tokens: int, lr: float, clip: tuple[float, float],
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Return A and B after the last step, by peft's names."""
     served = AutoModelForCausalLM.from_pretrained(str(directory), dtype="float32")
     base = {name: tensor.clone() for name, tensor in served.state_dict().items()}
