@@ -114,8 +114,8 @@ class ModelShape:
         >>> f"{shape.adapter_parameters(8, ['q_proj', 'v_proj']):,}"
         '460,800'
         """
-        attention = {name: self.hidden + self.query_width for name in ("q_proj", "o_proj")}
-        attention |= {name: self.hidden + self.key_width for name in ("k_proj", "v_proj")}
+        attention = dict.fromkeys(("q_proj", "o_proj"), self.hidden + self.query_width)
+        attention |= dict.fromkeys(("k_proj", "v_proj"), self.hidden + self.key_width)
         widest = self.hidden + self.inner  # layers of the MLP, and an upper limit for names that are not known here
         return self.layers * rank * sum(attention.get(name, widest) for name in targets)
 
