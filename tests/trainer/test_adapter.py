@@ -15,6 +15,7 @@ from lab.fixtures.adapters import (
     GradientRecorder,
     adapter_gradients,
     random_adapter,
+    relative,
     with_peft,
 )
 from lab.fixtures.ranks import run_ranks
@@ -51,12 +52,6 @@ def peft_gradients(model: torch.nn.Module, groups: list[Group], preset: str) -> 
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(naive_loss(preset, case), list(trained.values()))
     return {stored_name(n.removeprefix("base_model.model.")): g for n, g in zip(trained, found, strict=True)}
-
-
-def relative(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    assert found.keys() == expected.keys()
-    ours, theirs = (torch.cat([tensors[name].flatten() for name in expected]) for tensors in (found, expected))
-    return float((ours - theirs).norm() / theirs.norm())
 
 
 def adapted(**changes: object) -> PolicyModel:
