@@ -97,7 +97,7 @@ def loop() -> bool:
             "steps",
             same,
             STEPS,
-            f"{LOOP}, {lines} lines: its own loop, loss, start values and optimizer; engine and forward pass are shared",
+            f"{LOOP}, {lines} lines: its own loop, loss, first A and optimizer; engine and forward pass are shared",
         )
     )
 
