@@ -14,6 +14,7 @@ from lab.fixtures.adapters import (
     SPEC,
     GradientRecorder,
     adapter_gradients,
+    adapter_steps,
     random_adapter,
     relative,
     with_peft,
@@ -85,6 +86,22 @@ def test_ranks_get_the_gradients_of_plain_peft(tmp_path: Path, size: int) -> Non
     found = {stored_name(name.removeprefix("model.")): gradient for name, gradient in load_file(out).items()}
     peft = with_peft(small_model(), random_adapter(small_model()), tmp_path / "peft")
     assert relative(found, peft_gradients(peft, small_batch(0, groups=5), "grpo")) <= 1e-6
+
+
+@pytest.mark.engine
+def test_two_ranks_train_and_resume_an_adapter_like_one_process(tmp_path: Path) -> None:
+    small_model().save_pretrained(tmp_path / "model")
+
+    def trained(ranks: int, place: str, steps: int) -> list[Json]:
+        return run_ranks(adapter_steps, ranks, (str(tmp_path / "model"), str(tmp_path / place), steps))
+
+    [alone], both = trained(1, "alone", 3), trained(2, "whole", 3)
+    trained(2, "cut", 2)
+    assert [one["digests"]["3"] for one in trained(2, "cut", 3)] == [one["digests"]["3"] for one in both]
+    states = [{name: torch.tensor(values) for name, values in one["state"].items()} for one in (both[0], alone)]
+    assert relative(*states) <= 1e-5 and both[1]["state"] == {}
+    [again] = trained(1, "cut", 4)  # one process continues what two began
+    assert again["digests"].keys() == {"4"}
 
 
 def test_only_the_adapter_moves_and_only_it_has_masters_and_moments() -> None:

@@ -5,6 +5,7 @@ import random
 import torch
 
 from offbeat.config import Config
+from offbeat.errors import AdapterMismatch
 from offbeat.objective.spec import Need
 from offbeat.seeds import derive
 from offbeat.trainer.forward import PolicyModel
@@ -42,6 +43,9 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
 
 
 def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
+    adapter = adapter_spec(config)
+    if adapter is not None:
+        _require_one_base(adapter, ranks)
     return load_policy_model(
         config.model.directory(),
         ranks,
@@ -49,7 +53,7 @@ def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
         temperature=config.sampling.temperature,
         chunk_tokens=config.trainer.chunk_tokens,
         checkpoint_activations=config.trainer.checkpoint_activations,
-        adapter=adapter_spec(config),
+        adapter=adapter,
         serve=getattr(torch, config.model.serve),
         seed=config.seed,
     )
@@ -61,3 +65,12 @@ def adapter_spec(config: Config) -> AdapterSpec | None:
     if not adapter.rank:
         return None
     return AdapterSpec(adapter.rank, adapter.alpha, adapter.names, load_base_digest(config.model.directory()))
+
+
+def _require_one_base(adapter: AdapterSpec, ranks: Ranks) -> None:
+    """Raise on every rank if one of them, on another machine, reads other weights."""
+    own = float(int(adapter.base[:12], 16))  # 48 bits, whose sums are exact in float64
+    if float(ranks.sum(torch.tensor([own], dtype=torch.float64))) != own * ranks.size:
+        raise AdapterMismatch(
+            f"ranks read different weights of the base (here {adapter.base[:12]}…); copy the same model to every machine"
+        )

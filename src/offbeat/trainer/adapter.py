@@ -51,7 +51,7 @@ def switched_off(model: nn.Module) -> Iterator[None]:
     layers = list(adapted_layers(model))
     try:
         for layer in layers:
-            # Not enable_adapters(False): it changes requires_grad, which FSDP reads once, at the first pass.
+            # Not enable_adapters(False): it changes requires_grad, by which FSDP decides at its first pass what is trained.
             layer._disable_adapters = True
         yield
     finally:
