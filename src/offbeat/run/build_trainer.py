@@ -72,5 +72,5 @@ def _require_one_base(adapter: AdapterSpec, ranks: Ranks) -> None:
     own = float(int(adapter.base[:12], 16))  # 48 bits, whose sums are exact in float64
     if float(ranks.sum(torch.tensor([own], dtype=torch.float64))) != own * ranks.size:
         raise AdapterMismatch(
-            f"ranks read different weights of the base (here {adapter.base[:12]}…); copy the same model to every machine"
+            f"ranks read different weights of the base (here {adapter.base[:12]}…); copy one model to every machine"
         )

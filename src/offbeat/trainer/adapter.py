@@ -51,7 +51,7 @@ def switched_off(model: nn.Module) -> Iterator[None]:
     layers = list(adapted_layers(model))
     try:
         for layer in layers:
-            # Not enable_adapters(False): it changes requires_grad, by which FSDP decides at its first pass what is trained.
+            # Not enable_adapters(False): it changes requires_grad, and FSDP looks at its first pass at what is trained.
             layer._disable_adapters = True
         yield
     finally:
