@@ -7,7 +7,7 @@ import pytest
 from lab.fixtures.tiny_model import save_llama
 from offbeat.config import parse
 from offbeat.preflight.forecast import ModelFiles, forecast
-from offbeat.run.build import make_trainer
+from offbeat.run.build_trainer import make_trainer
 from offbeat.trainer.estimate import StepShape, estimate_memory
 from offbeat.trainer.fsdp import Ranks
 

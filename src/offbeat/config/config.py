@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from offbeat.config.adapter import AdapterConfig
 from offbeat.config.objective import ObjectiveConfig
 from offbeat.config.replays import possible_replays
 from offbeat.config.sections import (
@@ -55,6 +56,7 @@ class Config(Section):
     sync: SyncConfig = SyncConfig()
     reference: ReferenceConfig = ReferenceConfig()
     model: ModelConfig = ModelConfig()
+    adapter: AdapterConfig = AdapterConfig()
     task: TaskConfig = TaskConfig()
     engine: EngineConfig = EngineConfig()
     workers: WorkersConfig = WorkersConfig()

@@ -10,6 +10,7 @@ is the base itself.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -91,17 +92,23 @@ class AdapterSpec:
 def load_base_digest(model_dir: Path) -> str:
     """Return the digest of a model's weights: of the names, dtypes, shapes and bits of all tensors in its files.
 
-    How the tensors are spread over files does not matter.
+    How the tensors are spread over files does not matter. Files that did not change are read once in a process.
     """
+    files = [model_dir / name for name in weight_files(model_dir, [file.name for file in model_dir.iterdir()])]
+    return _digest(tuple((file, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files))
+
+
+@lru_cache(maxsize=8)
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
     tensors = []
-    for name in weight_files(model_dir, [file.name for file in model_dir.iterdir()]):
+    for path, *_ in files:
         try:
-            with safe_open(model_dir / name, framework="pt") as file:
+            with safe_open(path, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118 (not a mapping)
                     bits = Bits.of(file.get_tensor(key))
                     tensors.append((key, bits.dtype, bits.shape, bits.fingerprint()))
         except (OSError, SafetensorError) as error:
-            raise ModelUnreadable(f"{model_dir / name} cannot be read: {error}; download the model again") from None
+            raise ModelUnreadable(f"{path} cannot be read: {error}; download the model again") from None
     return state_digest(tensors)
 
 
