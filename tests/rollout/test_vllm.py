@@ -5,7 +5,7 @@ import inspect
 import os
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from offbeat.errors import ConfigError, EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.parity import Prober
 from offbeat.rollout.vllm import VllmEngine
+from offbeat.rollout.vllm_full import FullWeights
 from offbeat.rollout.vllm_settings import Surroundings, environment
 from offbeat.types import Completion, Finish
 from tests.rollout.family import descendants, eventually_gone
@@ -92,6 +93,12 @@ def draining(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def unrepaired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("unrepaired")
     yield from served(save_llama(directory, tied=True), engine_for(directory, worker_part=Unrepaired))
+
+
+def writing(engine: VllmEngine) -> Iterable[bool]:
+    """Return of each running request whether its first token has arrived."""
+    assert isinstance(engine._versions, FullWeights)
+    return engine._versions._writing.values()
 
 
 def request(seed: int = 5, size: int = 4, sampling: Sampling | None = None) -> Request:
@@ -280,7 +287,7 @@ def test_a_drained_completion_has_one_version(draining: Served) -> None:
 def test_running_completions_of_a_version_that_is_loaded_again_start_over(keeping: Served) -> None:
     async def load_again() -> tuple[Completion, ...]:
         generating = asyncio.create_task(keeping.engine.generate([request(sampling=Sampling(150, ()))]))
-        while not any(keeping.engine._versions._writing.values()):
+        while not any(writing(keeping.engine)):
             await asyncio.sleep(0.01)
         weights = perturb(keeping.model, seed=77)
         await keeping.engine.load(keeping.version, weights.items())
@@ -296,7 +303,7 @@ def test_running_completions_of_a_version_that_is_loaded_again_start_over(keepin
 def test_a_cancelled_generation_also_ends_in_the_engine(keeping: Served) -> None:
     async def cancel() -> int:
         generating = asyncio.create_task(keeping.engine.generate([request(sampling=Sampling(170, ()))]))
-        while not any(keeping.engine._versions._writing.values()):
+        while not any(writing(keeping.engine)):
             await asyncio.sleep(0.01)
         generating.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -368,7 +375,7 @@ def test_a_killed_engine_core_is_detected_and_leaves_no_process_behind(unrepaire
 
     async def killed() -> float:
         generating = asyncio.create_task(engine.generate([request(sampling=Sampling(170, ()))]))
-        while not any(engine._versions._writing.values()):
+        while not any(writing(engine)):
             await asyncio.sleep(0.01)
         os.kill(core, signal.SIGKILL)
         start = time.monotonic()

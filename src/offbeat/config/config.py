@@ -84,6 +84,15 @@ class Config(Section):
         return self.longest - 1 + self.sync.offset
 
     @property
+    def adapter_slots(self) -> int:
+        """How many adapters an engine holds: those that fresh groups may be generated with, and one to be checked.
+
+        At most 8: with more versions in use, a load waits until the oldest completions end.
+        """
+        between = self.sync.at_least if self.sync.adaptive else self.longest
+        return min(8, self.fresh_lag // between + 2)
+
+    @property
     def retire_drift(self) -> float | None:
         """The drift at which a group is not reused; None for no limit, as offline."""
         if self.sampler.retire_drift is not None:

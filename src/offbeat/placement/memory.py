@@ -29,9 +29,6 @@ ENGINE_BYTES: Final = 2 * GIB
 LOGIT_COPIES: Final = 3
 """Copies in float32 of a chunk of logits that exist at once: log-probs, probabilities and their gradient."""
 
-ADAPTERS: Final = 4
-"""Adapters that an engine of vLLM holds at once."""
-
 
 @dataclass(frozen=True)
 class RankMemory:
@@ -169,7 +166,7 @@ def engine_memory(config: Config, shape: ModelShape) -> EngineMemory:
     kv_heads = -(-shape.kv_heads // split)  # a head that cannot be split is repeated
     sequences = config.workers.groups_at_once * config.group_size
     logits = LOGIT_COPIES * 4 * min(sequences, 1024) * shape.vocabulary // split
-    adapters = ADAPTERS * serve * trained_parameters(config, shape) if config.adapter.rank else 0
+    adapters = config.adapter_slots * serve * trained_parameters(config, shape) if config.adapter.rank else 0
     return EngineMemory(
         weights=serve * shape.parameters // split,
         workspace=ENGINE_BYTES + logits + adapters,

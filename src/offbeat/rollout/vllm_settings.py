@@ -125,12 +125,10 @@ def adapter_settings(spec: AdapterSpec, slots: int) -> dict[str, object]:
         )
     if spec.rank > max(_RANKS):
         raise ConfigError([f"adapter.rank = {spec.rank}: vLLM serves at most {max(_RANKS)}"])
-    # On CPU, requests of the base are computed with the last slot if others in their batch have an adapter. Slots are
-    # filled from the first, so with one more than are ever in use the last one stays zero.
     return {
         "enable_lora": True,
-        "max_loras": slots + 1,
-        "max_cpu_loras": slots + 1,
+        "max_loras": slots,
+        "max_cpu_loras": slots,
         "max_lora_rank": min(rank for rank in _RANKS if rank >= spec.rank),
         "lora_target_modules": [*spec.targets],
     }

@@ -160,6 +160,7 @@ class WorkerPart:
 
         manager: LRUCacheWorkerLoRAManager = self.model_runner.lora_manager
         adapters = manager._adapter_manager
+        self.offbeat_group_adapters()
         for other in removed:
             adapters.remove_adapter(other)
         helper = PEFTHelper.from_dict(dict(config))
@@ -176,6 +177,13 @@ class WorkerPart:
         if without := [name for name in adapters.modules if lora.get_lora(name) is None]:
             raise RuntimeError(f"vLLM would serve {without[0]} and {len(without) - 1} more modules without the adapter")
         adapters.activate_adapter(number)
+
+    def offbeat_group_adapters(self) -> None:
+        """On CPU, replace vLLM's computation of adapters by one that is faster and leaves the base alone."""
+        if self.model_runner.device.type == "cpu":
+            from offbeat.rollout.vllm_cpu_adapters import group_adapters
+
+            group_adapters(self.model_runner.lora_manager._adapter_manager)
 
 
 def copy_reload_record(layer: torch.nn.Module, copy: torch.nn.Module) -> None:

@@ -296,5 +296,6 @@ async def start_engine(config: Config, place: EnginePlace | None = None) -> Engi
         devices=place.devices if place else None,
         sleeps=place.sleeps if place else False,
         adapter=adapter_spec(config),
+        slots=config.adapter_slots,
         extra=engine.extra,
     )
