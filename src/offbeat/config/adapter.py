@@ -25,7 +25,7 @@ class AdapterConfig(Section):
     alpha: Annotated[float, Field(gt=0)] = ALPHA
     """The product of the matrices is multiplied by alpha / rank. Leave it and tune the learning rate: with this factor
     the best rate hardly depends on the rank."""
-    targets: Annotated[str | tuple[str, ...], FROM_TOML] = ALL_LINEAR
+    targets: str | Annotated[tuple[str, ...], FROM_TOML] = ALL_LINEAR
     """The layers that get matrices: `all-linear` is every linear layer but the output head, or a list of names such as
     `["q_proj", "v_proj"]`. Fewer layers save little memory and learn less."""
 

@@ -54,8 +54,9 @@ class RankMemory:
 
     @property
     def movable(self) -> int:
-        """Bytes that can wait in host memory while the engine has its turn: master weights and moments of AdamW."""
-        return self.held["AdamW"] + self.held["master weights"] if self.held.get("parameters") else self.held["AdamW"]
+        """Bytes that can wait in host memory while the engine has its turn: masters, moments, and frozen weights."""
+        masters = self.held["master weights"] if self.held.get("parameters") else 0
+        return self.held["AdamW"] + masters + self.held.get("frozen weights", 0)
 
 
 def rank_memory(config: Config, shape: ModelShape, *, shards: int, reduce_once: bool = False) -> RankMemory:

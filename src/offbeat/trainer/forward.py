@@ -146,6 +146,11 @@ class PolicyModel(nn.Module):
         with switched_off(self.model):
             yield
 
+    def move_frozen(self, device: torch.device | str) -> None:
+        """Move the frozen weights of an adapter's base to another device, or back."""
+        for frozen in (one for one in self.parameters() if not one.requires_grad):
+            frozen.data = frozen.data.to(device)
+
     def forward(self, inputs: ModelInputs) -> TokenStats:
         body, head = self.model.base_model, self.model.get_output_embeddings()
         states = body(inputs.token_ids_RL, use_cache=False, **_attention_arguments(inputs))
