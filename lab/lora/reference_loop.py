@@ -69,7 +69,7 @@ def train(
                 a = float(advantages[group][index])
                 passed = ratio <= 1 + clip[1] if a > 0 else ratio >= 1 - clip[0]
                 terms.append(-a * torch.where(passed, row, 0.0).sum())
-            (sum(terms) / total).backward()
+            (torch.stack(terms).sum() / total).backward()
         gradients = [parameter.grad for parameter in own.values()]
         norm = float(torch.nn.utils.get_total_norm(gradients))
         if norm > 1.0:
