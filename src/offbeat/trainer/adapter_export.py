@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbeat.errors import AdapterMismatch
+from offbeat.config.sections import ModelConfig
+from offbeat.errors import AdapterMismatch, CheckpointError
 from offbeat.hub import model_directory
 from offbeat.trainer.adapter import attach, load_adapter
 from offbeat.trainer.checkpoint import Checkpoint
@@ -45,26 +46,26 @@ class AdapterCheckpoint:
     @classmethod
     def open(cls, checkpoint: Checkpoint, base: Path | None = None) -> "AdapterCheckpoint":
         """Find the base: the model of the run's configuration, or `base`. Raises `AdapterMismatch` if it is another."""
-        spec = AdapterSpec.from_json(checkpoint.manifest.adapter)
-        recorded = cast("dict[str, Any]", checkpoint.manifest.config)["model"]
-        place = base or model_directory(str(recorded["path"]), recorded["revision"])
+        spec, settings = AdapterSpec.from_json(checkpoint.manifest.adapter), _model_settings(checkpoint)
+        if base is None and not settings.path:
+            raise CheckpointError("the checkpoint does not say where the base of its adapter is; give its directory")
+        place = base or model_directory(settings.path, settings.revision)
         spec.require_base(load_base_digest(place), str(place))
         return cls(checkpoint, spec, place)
 
     @property
-    def _model(self) -> dict[str, Any]:
-        """The section [model] of the run's configuration."""
-        return cast("dict[str, Any]", cast("dict[str, Any]", self.checkpoint.manifest.config)["model"])
+    def _model(self) -> ModelConfig:
+        return _model_settings(self.checkpoint)
 
     @property
     def state(self) -> dict[str, Tensor]:
         """A and B as they are served."""
-        serve = getattr(torch, self._model["serve"])
+        serve = getattr(torch, self._model.serve)
         return {name: tensor.to(serve) for name, tensor in self.checkpoint.policy()}
 
     def read_base(self) -> PreTrainedModel:
         """Load the base in float32, with the values that engines serve."""
-        model = read_model(self.base, getattr(torch, self._model["serve"]))
+        model = read_model(self.base, getattr(torch, self._model.serve))
         for parameter in model.parameters():  # not model.float(): buffers stay as they are
             parameter.data = parameter.data.float()
         return model.eval()
@@ -82,7 +83,7 @@ class AdapterCheckpoint:
         attach(model, self.spec)
         load_adapter(model, self.state)
         found = logprobs_of(model, probe)
-        compute = getattr(torch, self._model["compute"])
+        compute = getattr(torch, self._model.compute)
         require_equal(found, probe.values, TOLERANCE[compute], f"the checkpoint of step {self.checkpoint.step}")
         return found
 
@@ -97,7 +98,7 @@ class AdapterCheckpoint:
 
         expected = self.logprobs()
         folder.mkdir(parents=True, exist_ok=True)
-        config = self.spec.peft_config() | {"base_model_name_or_path": str(self._model["path"])}
+        config = self.spec.peft_config() | {"base_model_name_or_path": self._model.path}
         (folder / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         save_file(self.state, folder / WEIGHTS_FILE, {"format": "pt", "base": self.spec.base})
         loaded = PeftModel.from_pretrained(self.read_base(), folder).get_base_model()
@@ -109,6 +110,12 @@ class AdapterCheckpoint:
         require_equal(logprobs_of(unrounded, self.probe), expected, TOLERANCE[torch.float32], "the merged weights")
         written = read_model(folder, torch.float32).eval()
         require_equal(logprobs_of(written, self.probe), expected, TOLERANCE[dtype], f"the files in {folder}")
+
+
+def _model_settings(checkpoint: Checkpoint) -> ModelConfig:
+    """Return the section [model] of the run's configuration. Checkpoints of another loop may have none."""
+    config = checkpoint.manifest.config
+    return ModelConfig.model_validate(config["model"] if isinstance(config, dict) and "model" in config else {})
 
 
 def logprobs_of(model: PreTrainedModel, probe: Probe) -> LogProbs:
