@@ -44,7 +44,7 @@ def main() -> bool:
     return record(
         Figure(
             "lora.5.smollm2",
-            "memory estimate before the run ÷ measured peak of the worst micro-batch with an adapter, SmolLM2-135M: the "
+            "memory estimate before the run ÷ measured peak of the worst micro-batch with an adapter, SmolLM2-135M, "
             "worst arm",
             "0.85 to 1.15",
             round(worst, 3),
