@@ -15,11 +15,20 @@ class Wrapper:
         self.token_lora_indices = torch.tensor(slots)
 
 
+class Layer:
+    punica_wrapper: Wrapper
+
+    def set_mapping(self, wrapper: Wrapper) -> None:
+        self.punica_wrapper = wrapper
+
+
 class Manager:
-    punica_wrapper_mapping: dict[str, Wrapper]
+    """The layers of a model, and the wrapper that they share."""
 
     def __init__(self) -> None:
-        self.punica_wrapper_mapping = {"language_model": Wrapper()}
+        wrapper, layer = Wrapper(), Layer()
+        layer.set_mapping(wrapper)
+        self.punica_wrapper_mapping, self.modules = {"language_model": wrapper}, {"q_proj": layer}
 
 
 def computed(slots: list[int]) -> tuple[Tensor, Tensor]:
@@ -32,7 +41,7 @@ def computed(slots: list[int]) -> tuple[Tensor, Tensor]:
     group_adapters(manager)  # type: ignore[arg-type]
     group_adapters(manager)  # type: ignore[arg-type]
     wrapper = manager.punica_wrapper_mapping["language_model"]
-    assert isinstance(wrapper, GroupedAdapters)
+    assert isinstance(wrapper, GroupedAdapters) and manager.modules["q_proj"].punica_wrapper is wrapper
     wrapper.update_metadata(slots)
     y = before.clone()
     wrapper.add_lora_linear(y, x, a, b, 0.5, (5, 3))

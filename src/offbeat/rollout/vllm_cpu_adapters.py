@@ -4,13 +4,12 @@ vLLM's own code for CPU copies A and B once for every token of a batch. It also 
 adapter in the last slot if another token of the batch has an adapter. The class below does neither.
 """
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from vllm.lora.model_manager import LoRAModelManager
-    from vllm.lora.punica_wrapper.punica_base import PunicaWrapperBase
 
 
 class GroupedAdapters:
@@ -54,7 +53,13 @@ class GroupedAdapters:
 
 def group_adapters(manager: "LoRAModelManager") -> None:
     """Let the layers of a worker compute adapters with `GroupedAdapters`. A second call does nothing."""
-    for wrapper in manager.punica_wrapper_mapping.values():
-        if not isinstance(wrapper, GroupedAdapters):
-            kind = type("GroupedAdaptersCPU", (GroupedAdapters, type(wrapper)), {})
-            wrapper.__class__ = cast("type[PunicaWrapperBase]", kind)
+    for name, wrapper in [*manager.punica_wrapper_mapping.items()]:
+        if isinstance(wrapper, GroupedAdapters):
+            continue
+        kind = type("GroupedAdaptersCPU", (GroupedAdapters, type(wrapper)), {})
+        grouped = kind.__new__(kind)
+        grouped.__dict__.update(wrapper.__dict__)
+        manager.punica_wrapper_mapping[name] = grouped
+        for layer in manager.modules.values():
+            if layer.punica_wrapper is wrapper:
+                layer.set_mapping(grouped)

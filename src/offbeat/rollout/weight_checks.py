@@ -56,7 +56,7 @@ def adapter_shapes(shapes: Mapping[str, list[int]], spec: AdapterSpec) -> dict[s
     >>> adapter_shapes({"model.layers.0.self_attn.q_proj.weight": [8, 6]}, spec).values()
     dict_values([[2, 6], [8, 2]])
     """
-    found = {}
+    found: dict[str, list[int]] = {}
     for name, shape in shapes.items():
         layer = name.removesuffix(".weight")
         if name != layer and layer.rpartition(".")[2] in spec.targets:
