@@ -17,12 +17,8 @@ from offbeat.trainer.estimate import StepShape
 from offbeat.weights.adapter import AdapterSpec
 
 ADAPTER = AdapterSpec(8, 32.0, LINEAR_LAYERS, base="")
-FULL = Arm(torch.bfloat16, True, StepShape(128, 128, 8), 1152)
-ARMS = (
-    replace(FULL, adapter=ADAPTER),
-    replace(FULL, adapter=ADAPTER, checkpoint_activations=False),
-    replace(FULL, adapter=replace(ADAPTER, rank=32)),
-)
+FULL = Arm(torch.bfloat16, True, StepShape(96, 64, 8), 608)
+ARMS = (replace(FULL, adapter=ADAPTER), replace(FULL, adapter=ADAPTER, checkpoint_activations=False))
 
 
 def measured(arm: Arm) -> tuple[int, int]:
