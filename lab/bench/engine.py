@@ -34,7 +34,8 @@ from lab.bench.engine_runs import (
 from lab.figures import Figure, command_parser, machine, report
 from lab.fixtures.tiny_model import save_llama
 from offbeat.rollout.engine import Request, Sampling
-from offbeat.rollout.vllm import OnUpdate, VllmEngine
+from offbeat.rollout.vllm import VllmEngine
+from offbeat.rollout.vllm_full import OnUpdate
 from offbeat.rollout.vllm_worker import SharedWeights, WorkerPart, prepare
 
 

@@ -15,7 +15,8 @@ from transformers import LlamaForCausalLM
 
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.parity import Prober
-from offbeat.rollout.vllm import OnUpdate, VllmEngine
+from offbeat.rollout.vllm import VllmEngine
+from offbeat.rollout.vllm_full import OnUpdate
 from offbeat.rollout.vllm_worker import WorkerPart
 from offbeat.types import UNKNOWN, Completion
 from offbeat.weights.probe import Probe, probe_sequences

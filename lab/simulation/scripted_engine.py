@@ -57,6 +57,7 @@ class ScriptedEngine:
         takes: Callable[[Request], Awaitable[None]] = _at_once,
         dies_at: int | None = None,
         deaf: bool = False,
+        holds_several: bool = False,
     ) -> None:
         """Create an engine that serves version 0.
 
@@ -66,17 +67,19 @@ class ScriptedEngine:
             takes: Awaited for every request, so that a test decides how long it takes.
             dies_at: The engine is dead from this generate call on, counted from 0.
             deaf: Loads are acknowledged but change nothing: the fault that a probe detects.
+            holds_several: Whether a loaded version generates only after `serve`.
         """
         self._vocabulary, self._takes, self._dies_at, self._deaf = vocabulary, takes, dies_at, deaf
-        self._table = bigrams(weights, vocabulary)
-        self._version: int | None = 0
+        self.holds_several = holds_several
+        self._table = self._served = bigrams(weights, vocabulary)
+        self._version = self._last = 0
         self._calls = 0
         self._dead = False
         self._asleep = False
         self.loads: list[int] = []
 
     @property
-    def version(self) -> int | None:
+    def version(self) -> int:
         return self._version
 
     async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
@@ -84,8 +87,7 @@ class ScriptedEngine:
         self._dead |= self._calls == self._dies_at
         self._calls += 1
         await self._check_awake()
-        version, table = self._version, self._table
-        assert version is not None  # loads take no time, so there is always a version
+        version, table = self._version, self._served
         for request in requests:
             await self._takes(request)
             await self.health()
@@ -99,8 +101,13 @@ class ScriptedEngine:
         await self._check_awake()
         if not self._deaf:
             self._table = bigrams(weights, self._vocabulary)
-        self._version = version
+        self._last = version
         self.loads.append(version)
+        if not self.holds_several:
+            self.serve()
+
+    def serve(self) -> None:
+        self._version, self._served = self._last, self._table
 
     async def sleep(self) -> None:
         await self.health()

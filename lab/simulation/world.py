@@ -52,6 +52,7 @@ from offbeat.types import (
     StepContext,
     Unscorable,
 )
+from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.probe import Probe
 
 VOCABULARY = 8
@@ -123,6 +124,9 @@ class World:
 
     def fetch(self, version: int, *, from_anchor: bool = False) -> Mapping[str, torch.Tensor]:
         return weights(version)
+
+    def adapter(self, version: int) -> AdapterSpec | None:
+        return None
 
     def probe(self, version: int) -> Probe | None:
         return scripted_probe(weights(version).items(), VOCABULARY, SEQUENCES)

@@ -93,6 +93,10 @@ class WrongBase(WeightLogError):
     """A patch was made for another base state."""
 
 
+class AdapterMismatch(OffbeatError, ValueError):
+    """An adapter does not fit the model that it is to be used with."""
+
+
 class VersionMissing(WeightLogError):
     """The log does not hold this version: it was removed, or never published."""
 

@@ -38,7 +38,7 @@ EXTRAS: Final = (
     )
     | dict.fromkeys(["math_verify", "reasoning_gym", "sympy"], "math")
     | {name: name for name in ("ray", "tensorboard", "trackio", "vllm", "wandb")}
-    | {"jinja2": "report"}
+    | {"jinja2": "report", "peft": "lora"}
 )
 """The extra that installs each optional module."""
 

@@ -75,3 +75,21 @@ def test_an_offset_adds_a_fixed_lag_in_lockstep_only() -> None:
     assert parse({"sync": {"every": 1, "offset": 10}}).plan.endswith("sync every step: lag 10 after the first 10 steps")
     assert parse({"sync": {"every": 4, "offset": 10}}).fresh_lag == 13
     assert "needs run.mode = 'lockstep'" in problem({"sync": {"offset": 10}, "run": {"mode": "concurrent"}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "slots"),
+    [
+        ({}, 2),
+        ({"sync": {"every": 10}}, 2),
+        ({"sync": {"every": 4}, "run": {"mode": "concurrent", "max_lag": 8}}, 4),
+        ({"sync": {"drift_budget": 0.05, "at_least": 2, "every": 4}}, 3),
+        ({"sync": {"every": 1}, "run": {"mode": "concurrent", "max_lag": 100}}, 8),
+    ],
+    ids=["every step", "every ten steps", "concurrent", "by drift", "no more than 8"],
+)
+def test_an_engine_has_slots_for_the_adapters_of_fresh_groups_and_one_more(
+    settings: dict[str, Any], slots: int
+) -> None:
+    """Lag 0 to 8 with a publish every 4 steps: versions k − 8, k − 4 and k generate, and the next one is checked."""
+    assert parse(settings).adapter_slots == slots

@@ -35,6 +35,8 @@ ASKED = {
     "two-nodes",
     "8b-one-node",
     "32b-four-nodes",
+    "lora-one-gpu",
+    "lora-cpu",
 }
 MODELS = Path(__file__).parent.parent / "placement" / "models"
 ON_THE_HUB = {

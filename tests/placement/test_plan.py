@@ -36,6 +36,16 @@ def test_half_a_billion_parameters_and_their_engine_share_a_gpu_of_24_gib() -> N
     assert engine.devices == (0,) and 0.1 < engine.share < 0.9
 
 
+def test_with_an_adapter_eight_billion_parameters_fit_where_full_training_does_not() -> None:
+    settings = {"sampling": {"max_tokens": 1024}, "trainer": {"checkpoint_activations": True}}
+    whole, adapted = (parse(settings | change) for change in ({}, {"adapter": {"rank": 8}}))
+    with pytest.raises(CannotPlace):
+        plan_devices(whole, shape("qwen3-8b"), Hardware.parse("1x48"))
+    plan = plan_devices(adapted, shape("qwen3-8b"), Hardware.parse("1x48"))
+    assert plan.shared and plan.rank.held["AdamW"] < 1 << 30
+    assert plan.rank.held["frozen weights"] == 2 * PARAMETERS["qwen3-8b"]
+
+
 def test_engines_get_gpus_of_their_own() -> None:
     config = parse({"workers": {"count": 3}})
     plan = plan_devices(config, shape("qwen2.5-0.5b"), Hardware.parse("4x24"))

@@ -7,7 +7,7 @@ import pytest
 from lab.fixtures.tiny_model import save_llama
 from offbeat.config import parse
 from offbeat.preflight.forecast import ModelFiles, forecast
-from offbeat.run.build import make_trainer
+from offbeat.run.build_trainer import make_trainer
 from offbeat.trainer.estimate import StepShape, estimate_memory
 from offbeat.trainer.fsdp import Ranks
 
@@ -31,6 +31,31 @@ def test_estimated_memory_matches_what_the_trainer_counts(checkpointed: bool, tm
         assert estimated.trainer[term] == pytest.approx(counted[term], rel=1e-3)  # AdamW also stores its step counts
     if not checkpointed:
         assert estimated.trainer["activations"] == pytest.approx(counted["activations"], rel=0.5)
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_estimated_memory_of_an_adapter_matches_what_the_trainer_counts(compute: str, tmp_path: Path) -> None:
+    model = save_llama(tmp_path, tied=False)
+    config = parse(
+        {
+            "model": {"path": str(tmp_path), "compute": compute},
+            "adapter": {"rank": 8},
+            "sampling": {"max_tokens": 32},
+            "engine": {"kind": "hf", "max_prompt_tokens": 128},
+            "trainer": {"token_budget": 1024},
+            "objective": {"kl_coefficient": 0.1},
+        }
+    )
+    estimated = forecast(config, ModelFiles(tmp_path))
+    counted = estimate_memory(make_trainer(config, Ranks()), StepShape(128, 32, config.group_size)).terms
+    whole = sum(p.numel() for p in model.parameters())
+    assert "reference policy" not in estimated.trainer and estimated.trainer["master weights"] < whole
+    for term in {"master weights", "AdamW", "gradients", "frozen weights", "parameters"} & counted.keys():
+        assert estimated.trainer[term] == pytest.approx(counted[term], rel=2e-3), term
+    assert ("parameters" in counted) == (compute == "bfloat16")
+    assert estimated.trainer["activations"] == pytest.approx(counted["activations"], rel=0.5)
+    assert estimated.copies["checkpoint"] == pytest.approx(3 * estimated.trainer["master weights"])
+    assert estimated.copies["published weights"] == estimated.trainer["master weights"] // 2, "in bfloat16"
 
 
 def test_copies_in_host_memory_are_a_checkpoint_and_the_published_weights(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from lab.fixtures import tiny_model
+from lab.lora.versions import AdaptedModel
 from offbeat.errors import EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.hf import HfEngine, draw, sampled_from
@@ -246,3 +247,35 @@ def test_stop_tokens_without_a_generation_config_come_from_the_model_config(dire
     tokenizer = tiny_model.load_tokenizer(tmp_path)
     assert stop_tokens(read_generation_config(tmp_path), tokenizer) == (1,)
     assert stop_tokens(None, tokenizer) == (1,)
+
+
+def test_each_adapter_is_merged_into_the_base_and_not_into_the_previous_version(directory: Path) -> None:
+    adapted = AdaptedModel.open(directory, rank=2)
+    engine = HfEngine.start(directory, adapter=adapted.spec)
+    sequence = [5, 6, 7, 8, 9, 10]
+    values = [adapted.merged_logprobs(adapted.adapter, sequence)]
+
+    async def go() -> None:
+        for version in (1, 2, 3):
+            before = values[-1]
+            await engine.load(version, adapted.move(version, 0.1).items())
+            values.append(adapted.merged_logprobs(adapted.adapter, sequence))
+            [measured] = await engine.logprobs([sequence])
+            np.testing.assert_allclose(measured, values[-1], atol=1e-5)
+            assert np.abs(measured - before).max() > 0.01 and engine.version == version
+        for wake in (engine.sleep, engine.wake):
+            await wake()
+        zero = {name: torch.zeros_like(tensor) for name, tensor in adapted.adapter.items()}
+        await engine.load(4, zero.items())
+        np.testing.assert_array_equal((await engine.logprobs([sequence]))[0], base)
+
+    [base] = asyncio.run(HfEngine.start(directory).logprobs([sequence]))
+    asyncio.run(go())
+
+
+def test_an_adapter_without_a_layer_is_refused(directory: Path) -> None:
+    adapted = AdaptedModel.open(directory, rank=2)
+    lacking = {name: tensor for name, tensor in adapted.adapter.items() if "k_proj" not in name}
+    engine = HfEngine.start(directory, adapter=adapted.spec)
+    with pytest.raises(EngineDead, match=r"weights are missing: base_model.*k_proj"):
+        asyncio.run(engine.load(1, lacking.items()))

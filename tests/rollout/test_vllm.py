@@ -5,7 +5,7 @@ import inspect
 import os
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from offbeat.errors import ConfigError, EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.parity import Prober
 from offbeat.rollout.vllm import VllmEngine
+from offbeat.rollout.vllm_full import FullWeights
 from offbeat.rollout.vllm_settings import Surroundings, environment
 from offbeat.types import Completion, Finish
 from tests.rollout.family import descendants, eventually_gone
@@ -92,6 +93,12 @@ def draining(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def unrepaired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("unrepaired")
     yield from served(save_llama(directory, tied=True), engine_for(directory, worker_part=Unrepaired))
+
+
+def writing(engine: VllmEngine) -> Iterable[bool]:
+    """Return of each running request whether its first token has arrived."""
+    assert isinstance(engine._versions, FullWeights)
+    return engine._versions._writing.values()
 
 
 def request(seed: int = 5, size: int = 4, sampling: Sampling | None = None) -> Request:
@@ -247,9 +254,9 @@ def test_a_prompt_repeated_after_a_load_finds_no_keys_and_values_of_the_previous
         return output.num_cached_tokens
 
     keeping.generate(request())
-    assert keeping.run(cached_tokens(keeping.engine._loads)) == 64, "two blocks of the prompt are in the cache"
+    assert keeping.run(cached_tokens(keeping.engine._versions.salt)) == 64, "two blocks of the prompt are in the cache"
     version = keeping.next_version()
-    assert keeping.run(cached_tokens(keeping.engine._loads)) == 0
+    assert keeping.run(cached_tokens(keeping.engine._versions.salt)) == 0
     for completion in keeping.generate(request()):
         values = expected(keeping.model, [*prompts(1, 5)[0], *completion.token_ids.tolist()])[PROMPT - 1 :]
         assert np.abs(values - completion.behavior_logprobs).max() < 1e-4
@@ -280,7 +287,7 @@ def test_a_drained_completion_has_one_version(draining: Served) -> None:
 def test_running_completions_of_a_version_that_is_loaded_again_start_over(keeping: Served) -> None:
     async def load_again() -> tuple[Completion, ...]:
         generating = asyncio.create_task(keeping.engine.generate([request(sampling=Sampling(150, ()))]))
-        while not any(keeping.engine._writing.values()):
+        while not any(writing(keeping.engine)):
             await asyncio.sleep(0.01)
         weights = perturb(keeping.model, seed=77)
         await keeping.engine.load(keeping.version, weights.items())
@@ -296,7 +303,7 @@ def test_running_completions_of_a_version_that_is_loaded_again_start_over(keepin
 def test_a_cancelled_generation_also_ends_in_the_engine(keeping: Served) -> None:
     async def cancel() -> int:
         generating = asyncio.create_task(keeping.engine.generate([request(sampling=Sampling(170, ()))]))
-        while not any(keeping.engine._writing.values()):
+        while not any(writing(keeping.engine)):
             await asyncio.sleep(0.01)
         generating.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -320,7 +327,7 @@ def test_a_sleeping_engine_refuses_work_answers_health_and_keeps_its_version(dra
     engine = draining.engine
     with pytest.raises(ConfigError, match="start it with sleeps=True"):
         draining.run(engine.sleep())
-    before, loads, engine._sleeps = draining.generate(request()), engine._loads, True
+    before, loads, engine._sleeps = draining.generate(request()), engine._versions.salt, True
 
     async def sleep_during_generation() -> tuple[Completion, ...]:
         generating = asyncio.create_task(engine.generate([request()]))
@@ -339,7 +346,7 @@ def test_a_sleeping_engine_refuses_work_answers_health_and_keeps_its_version(dra
             draining.run(call)
     version = engine.version
     draining.run(engine.wake())
-    assert engine.version == version and engine._loads == loads + 1
+    assert engine.version == version and engine._versions.salt == loads + 1
     assert [c.token_ids.tolist() for c in draining.generate(request())] == [c.token_ids.tolist() for c in before]
     engine._sleeps = False
 
@@ -368,7 +375,7 @@ def test_a_killed_engine_core_is_detected_and_leaves_no_process_behind(unrepaire
 
     async def killed() -> float:
         generating = asyncio.create_task(engine.generate([request(sampling=Sampling(170, ()))]))
-        while not any(engine._writing.values()):
+        while not any(writing(engine)):
             await asyncio.sleep(0.01)
         os.kill(core, signal.SIGKILL)
         start = time.monotonic()

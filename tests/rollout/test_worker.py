@@ -6,15 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from lab.simulation.scripted_engine import ScriptedEngine, bigrams, scripted_probe
-from offbeat.errors import ProbeFailed, WorkerFailed
+from offbeat.errors import AdapterMismatch, ProbeFailed, WorkerFailed
 from offbeat.experience.ledger import Fate
 from offbeat.experience.log import ExperienceLog
 from offbeat.rollout.engine import Engine, Request, Sampling
@@ -22,6 +23,7 @@ from offbeat.rollout.generation import GroupMaker
 from offbeat.rollout.prompt_leases import EvaluationSampling, LocalPrompts, PromptLease, PromptLeases
 from offbeat.rollout.worker import Pace, Status, Worker
 from offbeat.types import Completion, Group, Prompt, Score, Unscorable
+from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.probe import Probe
 
 VOCABULARY = 16
@@ -39,6 +41,7 @@ class Policies:
 
     published: list[int] = field(default_factory=lambda: [0])
     rebuilt: list[int] = field(default_factory=list)
+    spec: AdapterSpec | None = None
 
     def newest(self) -> int | None:
         return max(self.published, default=None)
@@ -47,6 +50,9 @@ class Policies:
         if from_anchor:
             self.rebuilt.append(version)
         return weights(version)
+
+    def adapter(self, version: int) -> AdapterSpec | None:
+        return self.spec
 
     def probe(self, version: int) -> Probe | None:
         return scripted_probe(weights(version).items(), VOCABULARY, SEQUENCES)
@@ -70,6 +76,7 @@ class Setup:
     policies: Policies = field(default_factory=Policies)
     pace: Pace = QUICK
     lease_seconds: float = 60.0
+    adapter: AdapterSpec | None = None
 
     def __post_init__(self) -> None:
         self.leases = PromptLeases(
@@ -78,7 +85,7 @@ class Setup:
         self.prompts = LocalPrompts(self.leases)
         decode = lambda ids: "".join(chr(97 + token) for token in ids if token != 1)  # noqa: E731
         maker = GroupMaker(4, Sampling(8, (1,)), decode, Graders())
-        self.worker = Worker("w", self.engine, self.policies, self.prompts, maker, self.log, self.pace)
+        self.worker = Worker("w", self.engine, self.policies, self.prompts, maker, self.log, self.pace, self.adapter)
 
     async def engine(self) -> Engine:
         return next(self.engines)
@@ -292,3 +299,74 @@ def test_the_wrong_model_is_refused_before_it_generates_anything(log: Experience
     with pytest.raises(ProbeFailed, match="not the one this run started from"):
         asyncio.run(setup.work_until(lambda: False))
     assert not list(log.groups())
+
+
+def test_while_a_version_is_checked_beside_the_others_groups_of_the_previous_one_go_on(log: ExperienceLog) -> None:
+    checked_after = 0
+
+    class SlowProbe(ScriptedEngine):
+        """Answers a probe after 8 more groups."""
+
+        async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+            nonlocal checked_after
+            if self.loads and self.loads[-1] == 1:
+                before = setup.worker.tally.groups
+                while setup.worker.tally.groups < before + 8:
+                    await asyncio.sleep(0.001)
+                assert setup.worker.version == 0 and setup.worker.status is Status.READY
+                assert setup.worker.tally.discarded == 0
+                checked_after = len(list(log.groups()))
+            return await super().logprobs(sequences)
+
+    engine = SlowProbe(VOCABULARY, weights(0).items(), takes=slow(0.002), holds_several=True)
+    setup = Setup(log, iter([engine]))
+    asyncio.run(setup.work_until(setup.has(0), setup.has(1), publishing=(1,)))
+    versions = setup.versions()
+    assert set(versions[:checked_after]) == {0} and checked_after >= 8 and 1 in versions
+    assert not setup.worker.tally.notices
+    log.ledger().check()
+
+
+def test_a_version_that_fails_its_probe_beside_the_others_never_generates_and_costs_no_group(
+    log: ExperienceLog,
+) -> None:
+    engine = DeafOnce(VOCABULARY, weights(0).items(), takes=slow(0.003), holds_several=True)
+    setup = Setup(log, iter([engine]))
+    asyncio.run(setup.work_until(setup.has(0), setup.has(1), publishing=(1,)))
+    assert setup.policies.rebuilt == [1] and setup.worker.tally.quarantines == 1 and engine.loads == [0, 1, 1]
+    assert "version 1 failed its probe" in setup.worker.tally.notices[0]
+    tables = [bigrams(weights(version).items(), VOCABULARY) for version in (0, 1)]
+    for group in log.groups():
+        for one in group.completions:
+            path = [int(group.prompt.token_ids[-1]), *one.token_ids.tolist()]
+            expected = tables[group.oldest_version or 0][path[:-1], path[1:]]
+            np.testing.assert_allclose(one.behavior_logprobs, expected, atol=1e-5)
+    log.ledger().check()
+
+
+SPEC = AdapterSpec(rank=8, alpha=16.0, targets=("q_proj",), base="1f" * 32)
+
+
+@pytest.mark.parametrize(
+    ("published", "own", "sentence"),
+    [
+        (SPEC, replace(SPEC, base="2e" * 32), "Give the directory that the run started from"),
+        (SPEC, replace(SPEC, alpha=32.0), "alpha 16, targets q_proj, but this worker is set to rank 8, alpha 32"),
+        (SPEC, None, "start it with the .adapter. section of the run's configuration"),
+        (None, SPEC, "start it without the .adapter. section"),
+    ],
+    ids=["another base", "another scale", "full weights", "not an adapter run"],
+)
+def test_a_worker_whose_engine_cannot_serve_the_run_is_refused(
+    log: ExperienceLog, published: AdapterSpec | None, own: AdapterSpec | None, sentence: str
+) -> None:
+    setup = Setup(log, iter([healthy()]), Policies(spec=published), adapter=own)
+    with pytest.raises(AdapterMismatch, match=sentence):
+        asyncio.run(setup.work_until(lambda: False))
+    assert not list(log.groups())
+
+
+def test_a_worker_with_the_adapter_of_the_run_works(log: ExperienceLog) -> None:
+    setup = Setup(log, iter([healthy(holds_several=True)]), Policies(spec=SPEC), adapter=SPEC)
+    asyncio.run(setup.work_until(lambda: setup.worker.tally.groups >= 4))
+    assert set(setup.versions()) == {0}

@@ -66,8 +66,9 @@ def test_a_lockstep_run_on_ray_computes_the_same_bits_as_in_one_process(model: P
     assert not list(cluster.ray.rglob("sockets")) and not list(Path(gettempdir()).glob(f"ob-{cluster.name}"))
 
 
-def test_two_ranks_learn_the_same_as_one(model: Path, tmp_path: Path) -> None:
-    changes = {"steps": 3, "evaluation": {"every": 3, "prompts": 4}}
+@pytest.mark.parametrize("rank", [0, 4])
+def test_two_ranks_learn_the_same_as_one(model: Path, tmp_path: Path, rank: int) -> None:
+    changes = {"steps": 3, "evaluation": {"every": 3, "prompts": 4}, "adapter": {"rank": rank}}
     one = config(model, **changes)
     two = config(model, **changes, run={"place": "ray"}, trainer={"save_every": 2, "ranks": 2})
     alone, together = ran(one, tmp_path / "one"), ran(two, tmp_path / "two")

@@ -40,6 +40,7 @@ class WatchedEngine:
     seconds: float = 0.0
     dies: bool = False
     version: int | None = 0
+    holds_several: bool = False
     awake: bool = field(default=True)
 
     async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
@@ -57,6 +58,9 @@ class WatchedEngine:
     async def load(self, version: int, weights: Weights) -> None:
         assert self.awake
         self.history.append("load")
+
+    def serve(self) -> None:
+        self.history.append("serve")
 
     async def sleep(self) -> None:
         if self.dies:

@@ -74,6 +74,7 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
         f"objective {preset.name}: needs {needs}; reported for {known} ({preset.lag_evidence})",
         _amount(config),
         *_model(config),
+        *_adapter(config),
         *(_estimates(config) if gpus is None else [f"devices {device_plan(config, gpus)}"]),
     ]
 
@@ -112,6 +113,23 @@ def _model(config: "Config") -> list[str]:
     size = f"{missing / 1e9:.1f} GB" if missing >= 1e8 else f"{missing / 1e6:.1f} MB"
     how = f"{size} to download when the run starts" if missing else "downloaded"
     return [f"model {model.name} of the hub at commit {model.commit[:12]}: {how}"]
+
+
+def _adapter(config: "Config") -> list[str]:
+    """Say what is trained beside a frozen model, and whether the learning rate suits it."""
+    from offbeat.config.adapter import FULL_RATE
+
+    adapter, rate = config.adapter, config.optimizer.learning_rate
+    if not adapter.rank:
+        return []
+    what = f"adapter of rank {adapter.rank} beside {', '.join(adapter.names)}; all other weights stay as they are"
+    if rate > FULL_RATE:
+        return [what]
+    return [
+        what,
+        f"optimizer.learning_rate = {rate:g} looks like a rate for training all weights; an adapter needs about 10 × "
+        f"the rate of full training: try {10 * rate:g}",
+    ]
 
 
 def _amount(config: "Config") -> str:

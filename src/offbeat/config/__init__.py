@@ -2,6 +2,7 @@
 
 sections.py    the tables of the TOML file, with the meaning of every setting
 objective.py   the table [objective]: a preset and changes to it
+adapter.py     the table [adapter]
 constants.py   the constants that only some presets have
 config.py      the whole configuration, and what follows from it: lag, batches, the plan in words
 replays.py     how much of a batch replay can really draw

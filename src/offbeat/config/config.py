@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from offbeat.config.adapter import AdapterConfig
 from offbeat.config.objective import ObjectiveConfig
 from offbeat.config.replays import possible_replays
 from offbeat.config.sections import (
@@ -55,6 +56,7 @@ class Config(Section):
     sync: SyncConfig = SyncConfig()
     reference: ReferenceConfig = ReferenceConfig()
     model: ModelConfig = ModelConfig()
+    adapter: AdapterConfig = AdapterConfig()
     task: TaskConfig = TaskConfig()
     engine: EngineConfig = EngineConfig()
     workers: WorkersConfig = WorkersConfig()
@@ -80,6 +82,15 @@ class Config(Section):
         if self.run.max_lag is not None:
             return self.run.max_lag
         return self.longest - 1 + self.sync.offset
+
+    @property
+    def adapter_slots(self) -> int:
+        """How many adapters an engine holds: those that fresh groups may be generated with, and one to be checked.
+
+        At most 8: with more versions in use, a load waits until the oldest completions end.
+        """
+        between = self.sync.at_least if self.sync.adaptive else self.longest
+        return min(8, self.fresh_lag // between + 2)
 
     @property
     def retire_drift(self) -> float | None:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Final
 
 from offbeat.config.config import Config
+from offbeat.config.sections import SyncConfig
 from offbeat.objective.presets import PRESETS, Preset
 from offbeat.objective.spec import Advantage, Against, CentredBand, CutOff, Need, NoGate
 
@@ -24,6 +25,7 @@ def conflicts(config: Config) -> list[str]:
         + _sampling_conflicts(config)
         + config.sync.problems()
         + config.evaluation.problems()
+        + _adapter_conflicts(config)
         + modes
         + _cadence_conflicts(config)
     )
@@ -125,6 +127,24 @@ def _cadence_conflicts(config: Config) -> list[str]:
         found.append(
             f"sync.by_cost: {preset!r} has no gate that stops tokens because of lag, so nothing would be published "
             "before the longest time; use sync.every, or a preset with a gate around 1"
+        )
+    return found
+
+
+def _adapter_conflicts(config: Config) -> list[str]:
+    """Return what an adapter cannot do, and settings that have no effect with one or without."""
+    found = config.adapter.problems()
+    if not config.adapter.rank:
+        return found
+    if config.reference.refresh_every:
+        found.append(
+            f"reference.refresh_every = {config.reference.refresh_every}: with adapter.rank = {config.adapter.rank} "
+            "the reference policy is the model without its adapter, so that there is no second model; remove it"
+        )
+    if config.sync.anchor_every != SyncConfig().anchor_every:
+        found.append(
+            f"sync.anchor_every = {config.sync.anchor_every}: with adapter.rank = {config.adapter.rank} every version "
+            "is complete; remove it"
         )
     return found
 

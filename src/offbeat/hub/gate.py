@@ -90,8 +90,8 @@ def _find_code(directory: Path) -> list[str]:
         return [f"it brings code ({', '.join(what)}), which offbeat never runs; use a model that is built in to "
                 "transformers"]  # fmt: skip
     if (directory / _ADAPTER).is_file():
-        return [f"it holds an adapter ({_ADAPTER}), which stands for another model; merge the two with "
-                "`merge_and_unload` of peft and save the result"]  # fmt: skip
+        return [f"it holds an adapter ({_ADAPTER}), which stands for another model; merge the two with `offbeat export "
+                "--merge`, or with `merge_and_unload` of peft, and use the result"]  # fmt: skip
     return []
 
 

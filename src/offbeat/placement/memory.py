@@ -54,8 +54,9 @@ class RankMemory:
 
     @property
     def movable(self) -> int:
-        """Bytes that can wait in host memory while the engine has its turn: master weights and moments of AdamW."""
-        return self.held["AdamW"] + self.held["master weights"] if self.held.get("parameters") else self.held["AdamW"]
+        """Bytes that can wait in host memory while the engine has its turn: masters, moments, and frozen weights."""
+        masters = self.held["master weights"] if self.held.get("parameters") else 0
+        return self.held["AdamW"] + masters + self.held.get("frozen weights", 0)
 
 
 def rank_memory(config: Config, shape: ModelShape, *, shards: int, reduce_once: bool = False) -> RankMemory:
@@ -64,22 +65,29 @@ def rank_memory(config: Config, shape: ModelShape, *, shards: int, reduce_once: 
     With `reduce_once`, gradients of the whole model wait on every rank until the last micro-batch.
     """
     compute, ranks = BYTES[config.model.compute], config.trainer.ranks
-    parameters, root, layer = shape.parameters, shape.root_parameters, shape.layer_parameters
+    root, layer, trained = shape.root_parameters, shape.layer_parameters, trained_parameters(config, shape)
+    adapted = bool(config.adapter.rank)
     tokens, completion = config.trainer.token_budget, min(config.trainer.token_budget, _completion_tokens(config))
     held = {
-        "master weights": 4 * parameters // shards,
-        "AdamW": 8 * parameters // shards,
-        "gradients": 4 * parameters // (1 if reduce_once else shards),
-        "parameters": compute * parameters if ranks == 1 and compute < 4 else 0,
+        "master weights": 4 * trained // shards,
+        "AdamW": 8 * trained // shards,
+        "gradients": 4 * trained // (1 if reduce_once else shards),
+        "parameters": compute * trained if ranks == 1 and compute < 4 else 0,
     }
-    if Need.REFERENCE in config.objective.resolve().needs:
-        held["reference policy"] = (compute if ranks == 1 else 4) * parameters // shards
+    if adapted:  # its reference policy is the base, too
+        held["frozen weights"] = (compute if ranks == 1 else BYTES[config.model.serve]) * shape.parameters // shards
+    elif Need.REFERENCE in config.objective.resolve().needs:
+        held["reference policy"] = (compute if ranks == 1 else 4) * shape.parameters // shards
     sharded = ranks > 1
-    kept, inputs = _layer_bytes(shape, compute), compute * shape.hidden
+    # Beside what the base keeps, every adapted layer keeps A x.
+    kept = _layer_bytes(shape, compute) + compute * config.adapter.rank * len(config.adapter.names)
+    inputs = compute * shape.hidden
     recomputed = config.trainer.checkpoint_activations
     activations = tokens * shape.layers * (inputs if recomputed else kept)
     final = tokens * (4 + 2 * compute) * shape.hidden + completion * 2 * compute * shape.hidden
-    head = shape.vocabulary * shape.hidden
+    # Weights that are frozen get no gradient.
+    head = 0 if adapted else shape.vocabulary * shape.hidden
+    trained_root, trained_layer = (0, trained // shape.layers) if adapted else (root, layer)
     moments = {
         "head": {
             "activations": activations + final,
@@ -90,15 +98,21 @@ def rank_memory(config: Config, shape: ModelShape, *, shards: int, reduce_once: 
         "layer": {
             "activations": activations + (tokens * kept if recomputed else 0),
             "gathered layers": compute * (root + 2 * layer) if sharded else 0,
-            "backward of a layer": tokens * _temporary_bytes(shape, compute) + (compute + 4 * sharded) * layer,
+            "backward of a layer": tokens * _temporary_bytes(shape, compute) + (compute + 4 * sharded) * trained_layer,
             "gradient of the head": compute * head,
         },
         "reduce": {
             "gathered layers": compute * root if sharded else 0,
-            "gradient of the head": (compute + 4 * sharded) * root,
+            "gradient of the head": (compute + 4 * sharded) * trained_root,
         },
     }
     return RankMemory(held, moments)
+
+
+def trained_parameters(config: Config, shape: ModelShape) -> int:
+    """Return the number of parameters that the run trains and publishes: those of its adapter, or all."""
+    adapter = config.adapter
+    return shape.adapter_parameters(adapter.rank, adapter.names) if adapter.rank else shape.parameters
 
 
 def _completion_tokens(config: Config) -> int:
@@ -153,9 +167,10 @@ def engine_memory(config: Config, shape: ModelShape) -> EngineMemory:
     kv_heads = -(-shape.kv_heads // split)  # a head that cannot be split is repeated
     sequences = config.workers.groups_at_once * config.group_size
     logits = LOGIT_COPIES * 4 * min(sequences, 1024) * shape.vocabulary // split
+    adapters = config.adapter_slots * serve * trained_parameters(config, shape) if config.adapter.rank else 0
     return EngineMemory(
         weights=serve * shape.parameters // split,
-        workspace=ENGINE_BYTES + logits,
+        workspace=ENGINE_BYTES + logits + adapters,
         per_sequence=2 * shape.layers * kv_heads * shape.head_size * serve * length,
         sequences=sequences,
     )

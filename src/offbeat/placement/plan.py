@@ -56,7 +56,7 @@ class DevicePlan:
     reduce_once: bool
     """True if gradients are summed over ranks once per update, not after every micro-batch."""
     offloads: bool
-    """True if master weights and AdamW's moments wait in host memory while the engine has its turn."""
+    """True if master weights, AdamW's moments and frozen weights wait in host memory while the engine has its turn."""
     rank: RankMemory
     engine: EngineMemory | None
 
@@ -112,7 +112,8 @@ class DevicePlan:
                 f"and values of {room} of {self.engine.sequences} sequences at their greatest length"
             )
         if self.engines and self.engines[0].sleeps:
-            moved = "; master weights and AdamW wait in host memory meanwhile" if self.offloads else ""
+            weights = "weights" if "frozen weights" in self.rank.held else "master weights"
+            moved = f"; {weights} and AdamW wait in host memory meanwhile" if self.offloads else ""
             lines.append(f"  they take turns: the engine sleeps while the trainer works{moved}")
         return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """The sizes of a model that decide how much memory it needs, read from its config.json. No torch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,6 +106,18 @@ class ModelShape:
         biases = (self.query_width + 2 * self.key_width) if self.qkv_bias else 0
         norms = 2 * self.hidden + (2 * self.head_size if self.qk_norm else 0)
         return projections + biases + 3 * self.hidden * self.inner + norms
+
+    def adapter_parameters(self, rank: int, targets: Collection[str]) -> int:
+        """Parameters of an adapter beside these layers: `rank` for each row and each column of their weights.
+
+        >>> shape = ModelShape(49152, 576, 1536, 30, heads=9, kv_heads=3, head_size=64)
+        >>> f"{shape.adapter_parameters(8, ['q_proj', 'v_proj']):,}"
+        '460,800'
+        """
+        attention = dict.fromkeys(("q_proj", "o_proj"), self.hidden + self.query_width)
+        attention |= dict.fromkeys(("k_proj", "v_proj"), self.hidden + self.key_width)
+        widest = self.hidden + self.inner  # layers of the MLP, and an upper limit for names that are not known here
+        return self.layers * rank * sum(attention.get(name, widest) for name in targets)
 
     @property
     def root_parameters(self) -> int:

@@ -228,6 +228,8 @@ def _check_extras(config: Config) -> list[str]:
     if config.engine.kind == "vllm" and config.run.mode != "offline" and missing_modules(["vllm"]):
         install = f"{install_command('vllm')} (without a GPU: scripts/install-cpu)"
         found.append(f"engine.kind = 'vllm': vllm is not installed: {install}, or set engine.kind = \"hf\"")
+    if config.adapter.rank and missing_modules(["peft"]):
+        found.append(f"adapter.rank = {config.adapter.rank}: peft is not installed: {install_command('lora')}")
     if config.run.place == "ray" and missing_modules(["ray"]):
         found.append(f"run.place = 'ray': ray is not installed: {install_command('ray')}, or set run.place = \"local\"")
     for sink in config.run.sinks:

@@ -14,7 +14,7 @@ from offbeat.config import Config
 from offbeat.errors import ModelUnreadable
 from offbeat.hub import count_elements, model_problems, read_object
 from offbeat.placement.hardware import GIB, multiplies_bfloat16
-from offbeat.placement.memory import BYTES, engine_memory, rank_memory
+from offbeat.placement.memory import BYTES, engine_memory, rank_memory, trained_parameters
 from offbeat.placement.shape import ModelShape
 from offbeat.types import Json
 
@@ -136,32 +136,37 @@ def forecast(config: Config, files: ModelFiles) -> Forecast:
     shape, count = ModelShape.from_config(files.config), files.parameters
     completion = config.sampling.max_tokens
     prompt = min(config.engine.max_prompt_tokens, shape.context - completion)
-    engine = engine_memory(config, shape)
-    if config.engine.kind == "vllm":  # on CPU it loads a version beside the one that generates
+    engine, adapted = engine_memory(config, shape), bool(config.adapter.rank)
+    if config.engine.kind == "vllm":
         wider = 2 if config.model.serve == "bfloat16" and not multiplies_bfloat16() else 1
-        served = 2 * wider * engine.weights + config.engine.kv_cache_gib * GIB
-    else:
-        served = engine.weights + engine.per_sequence * engine.sequences
+        copies = 1 if adapted else 2  # on CPU it loads whole weights beside those that generate
+        served = copies * wider * engine.weights + config.engine.kv_cache_gib * GIB
+    else:  # it merges an adapter into a copy of the base
+        served = (2 if adapted else 1) * engine.weights + engine.per_sequence * engine.sequences
     tokens = config.prompts_per_step * (config.group_size * completion + prompt)
-    passes = 8 if config.trainer.checkpoint_activations else 6
+    passes = 4 if adapted else 6  # frozen weights get no gradient
+    passes += 2 if config.trainer.checkpoint_activations else 0
     passes += 2 if config.objective.resolve().needs_first_look else 0
     trainer = rank_memory(config, shape, shards=config.trainer.ranks).terms
     return Forecast(
         count,
         trainer,
-        _copies(config, count, trainer),
+        _copies(config, trained_parameters(config, shape) if adapted else count, trainer),
         served,
         float(passes) * count * tokens * config.updates_per_batch,
         0.0 if config.run.mode == "offline" else 2.0 * count * tokens,
     )
 
 
-def _copies(config: Config, parameters: int, trainer: Mapping[str, int]) -> dict[str, int]:
-    """Return what the first rank holds in host memory: a checkpoint while it is written, and published weights."""
+def _copies(config: Config, published: int, trainer: Mapping[str, int]) -> dict[str, int]:
+    """Return what the first rank holds in host memory: a checkpoint while it is written, and published weights.
+
+    `published` is their number of parameters.
+    """
     saved = sum(trainer.get(name, 0) for name in ("master weights", "AdamW", "reference policy"))
     if config.run.mode == "offline":
         return {"checkpoint": saved}
-    state = BYTES[config.model.serve] * parameters
+    state = BYTES[config.model.serve] * published
     workers = config.workers.count if config.run.place == "local" else 0  # on Ray they have processes of their own
     return {"checkpoint": saved, "published weights": state} | (
         {"weights of workers": workers * state} if workers else {}

@@ -1,6 +1,7 @@
 """The protocol of inference engines: tokens in, tokens out, at a known version.
 
     await engine.load(12, weights)                    # a whole version or an error, never a mixture
+    engine.serve()                                    # generate with it
     [answers] = await engine.generate([request])      # a whole group, with log-probs and version spans
     [logprobs] = await engine.logprobs([token_ids])   # of given tokens, to check a probe
     await engine.sleep()                              # its device memory is free until engine.wake()
@@ -77,14 +78,21 @@ class Request:
 
 
 class Engine(Protocol):
-    """Generates completions and computes log-probs with the version loaded last.
+    """Generates completions and computes log-probs with versions that it loads.
 
     Use it from one event loop; calls may overlap.
     """
 
     @property
     def version(self) -> int | None:
-        """The loaded version; None before the first load and during a load."""
+        """The version that new requests are generated with; None before the first load and while a load replaces it."""
+
+    @property
+    def holds_several(self) -> bool:
+        """True if a load adds a version beside those that generate, so that it can be checked before it generates.
+
+        Otherwise a load replaces the version.
+        """
 
     async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
         """Generate the completions of each request, without scores, in the order of the requests.
@@ -94,12 +102,22 @@ class Engine(Protocol):
         """
 
     async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        """Return the n − 1 log-probs of each sequence of n tokens, from its second token on, at temperature 1."""
+        """Return the n − 1 log-probs of each sequence of n tokens, from its second token on, at temperature 1.
+
+        They are of the version loaded last, which need not be the one that generates.
+        """
 
     async def load(self, version: int, weights: Weights) -> None:
-        """Serve this version from now on. After an error the engine is dead.
+        """Take a version. After an error the engine is dead.
 
-        Running generations continue under the new version or finish first, depending on the engine's settings.
+        An engine that holds several versions goes on generating with the others until `serve`. Any other generates
+        with the new one from now on; running generations continue under it or finish first, depending on settings.
+        """
+
+    def serve(self) -> None:
+        """Generate new requests with the version loaded last. Running ones end with theirs.
+
+        It does nothing in an engine that holds one version.
         """
 
     async def sleep(self) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from offbeat.errors import EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling, Weights
+from offbeat.rollout.weight_checks import adapter_shapes, check_adapter
 from offbeat.seeds import derive
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.trainer.loading import read_model
 from offbeat.types import Completion, Finish, VersionSpan
+from offbeat.weights.adapter import AdapterSpec, layer_of, merged
 
 
 def sampled_from(logits_NV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
@@ -60,8 +63,12 @@ def draw(logprobs_NV: Tensor, uniform_N: Tensor) -> Tensor:
 class HfEngine:
     """An `Engine` on a transformers model, which it owns. A load waits until running generations finish."""
 
-    def __init__(self, model: PreTrainedModel, *, version: int = 0) -> None:
+    holds_several: ClassVar = False
+
+    def __init__(self, model: PreTrainedModel, *, version: int = 0, adapter: AdapterSpec | None = None) -> None:
+        """Serve a model. With `adapter`, versions are adapters of it, and each load merges one into its weights."""
         self._model = model.eval()
+        self._merging = _Merging(model, adapter) if adapter else None
         self._version: int | None = version
         self._in_use = asyncio.Lock()
         self._asleep: list[tuple[Tensor, Tensor]] = []
@@ -69,10 +76,17 @@ class HfEngine:
         self._death = ""
 
     @classmethod
-    def start(cls, directory: Path, *, dtype: str = "float32", device: str | None = None) -> "HfEngine":
+    def start(
+        cls,
+        directory: Path,
+        *,
+        dtype: str = "float32",
+        device: str | None = None,
+        adapter: AdapterSpec | None = None,
+    ) -> "HfEngine":
         """Load a model directory as version 0. Code in the directory is never executed."""
         place = device or (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu"))
-        return cls(read_model(directory, dtype).to(place))
+        return cls(read_model(directory, dtype).to(place), adapter=adapter)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -102,11 +116,14 @@ class HfEngine:
             self._awake()
             self._version = None
             try:
-                await asyncio.to_thread(self._copy, dict(weights))
+                await asyncio.to_thread(self._merging or self._copy, dict(weights))
             except BaseException as error:  # the weights may be half copied, so the engine cannot be used any more
                 self._death = f"loading version {version} failed: {error}"
                 raise EngineDead(self._death) from error
             self._version = version
+
+    def serve(self) -> None:
+        """See `Engine`. Every load does it."""
 
     async def sleep(self) -> None:
         """See `Engine`. The weights wait in host memory; on CPU too, so that use of a sleeping engine cannot work."""
@@ -235,6 +252,24 @@ class HfEngine:
         lines = torch.tensor([order[row.request.id] for row in rows], device=device)
         cache.batch_select_indices(lines)
         return logits_PV[lines], cache, present_PT[lines]
+
+
+class _Merging:
+    """Merges adapters into the weights of a model, each into the base's own values, of which it keeps a copy."""
+
+    def __init__(self, model: PreTrainedModel, spec: AdapterSpec) -> None:
+        state = model.state_dict(keep_vars=True)
+        self._spec = spec
+        self._shapes = adapter_shapes({name: list(tensor.shape) for name, tensor in state.items()}, spec)
+        changed = {f"{layer_of(name)}.weight" for name in self._shapes}
+        self._own = {name: state[name] for name in sorted(changed)}
+        self._base = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._own.items()}
+
+    @torch.inference_mode()
+    def __call__(self, adapter: dict[str, Tensor]) -> None:
+        checked = dict(check_adapter(adapter.items(), self._shapes))
+        for name, weight in merged(self._base.items(), checked, self._spec):
+            self._own[name].copy_(weight)
 
 
 @dataclass

@@ -1,37 +1,34 @@
 """The vLLM engine: an embedded `AsyncLLM`, no HTTP server, exact version labels.
 
                  generate, logprobs                     load(version, weights)
-                        │                                 │ 1 load beside the version that generates (on CPU)
-   one vLLM request per completion;                       │ 2 pause: keep running requests, or drain them
-   its cache salt is the load under                       │ 3 the loaded version takes over, new version label
-   which it was submitted                                 │ 4 restart requests without a token, with the new salt
-                        ▼                                 ▼ 5 resume
+                        │                                 │
+   one vLLM request per completion                        │ full weights (`vllm_full.py`): replace the version
+                        │                                 │ adapters (`vllm_adapters.py`): add one beside the others
+                        ▼                                 ▼
                  vLLM's engine core process and its workers (`vllm_worker.py`)
 
-Why step 4: weights may change while a request waits in vLLM's queue or is halfway through its prompt. Then it would
-find keys and values of the previous version under its own salt. With step 4 the salt is exact: a completion with one
-version span was computed by that version from its first prompt token to its last. Only a request that already has
-tokens continues with its keys and values; its completion has two version spans.
-
-Only `vllm*.py` import vLLM. On GPU step 3 is the whole reload. `vllm_owner.py` ends processes whose owner is killed.
+This file has the calls and the life of that process; the two files above know which weights compute a request. Only
+`vllm*.py` import vLLM. `vllm_owner.py` ends processes whose owner is killed.
 """
 
 import asyncio
 import itertools
 import multiprocessing
-import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.errors import ConfigError, EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Weights, all_of
+from offbeat.rollout.vllm_adapters import SLOTS, Adapters
+from offbeat.rollout.vllm_full import FullWeights, OnUpdate
 from offbeat.rollout.vllm_settings import (
     Surroundings,
+    adapter_settings,
     check_room,
     check_start,
     import_vllm,
@@ -39,15 +36,15 @@ from offbeat.rollout.vllm_settings import (
     sampling_params,
     start_llm,
 )
-from offbeat.rollout.vllm_worker import GRACE, SharedWeights, check_weights, prepare, saved_shapes
+from offbeat.rollout.vllm_worker import GRACE
+from offbeat.rollout.weight_checks import saved_shapes
 from offbeat.seeds import derive
-from offbeat.types import Completion, Finish, VersionSpan
+from offbeat.types import Completion, Finish
+from offbeat.weights.adapter import AdapterSpec
 
 if TYPE_CHECKING:
-    from vllm import RequestOutput, SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
-OnUpdate = Literal["keep", "drain"]
 _T = TypeVar("_T")
 
 
@@ -63,28 +60,19 @@ class VllmEngine:
     def __init__(
         self,
         llm: "AsyncLLM",
-        shapes: dict[str, list[int]],
-        on_update: OnUpdate,
+        versions: FullWeights | Adapters,
         answer_within: float,
         sleeps: bool = False,
     ) -> None:
         self._llm = llm
+        self._versions = versions
         self._sleeps = sleeps
         self._asleep = False
-        self._shapes = shapes
-        self._on_update = on_update
         self._answer_within = answer_within
-        self._version: int | None = 0
-        self._label = 0
-        self._loads = 0
-        self._last_pause: float | None = None
         self._updating = asyncio.Lock()
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._numbers = itertools.count()
-        self._writing: dict[str, bool] = {}
-        """vLLM's current requests, and whether their first token has arrived."""
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._watch_core())
 
@@ -104,6 +92,8 @@ class VllmEngine:
         tensor_parallel: int = 1,
         devices: Sequence[int] | None = None,
         sleeps: bool = False,
+        adapter: AdapterSpec | None = None,
+        slots: int = SLOTS,
         extra: Mapping[str, object] | None = None,
         _extension: str = "offbeat.rollout.vllm_worker.WorkerPart",
     ) -> "VllmEngine":
@@ -122,6 +112,9 @@ class VllmEngine:
             tensor_parallel: Processes, one a GPU, that each hold a part of every layer. On CPU it works too.
             devices: On GPU, the devices of these processes, as this process counts them. None takes the first ones.
             sleeps: Whether `sleep` and `wake` will be called. Only on GPU.
+            adapter: Versions are adapters of the model, several at once. Then nothing pauses, and `on_update` has no
+                effect: a completion ends with the version it began with.
+            slots: Adapters that can be in use at the same time. With none free, a load waits for one.
             extra: More of vLLM's engine arguments, as they are.
         """
         check_start(model_dir, tensor_parallel, devices, sleeps=sleeps)
@@ -135,6 +128,7 @@ class VllmEngine:
             "tensor_parallel_size": tensor_parallel,
             "enable_sleep_mode": sleeps,
             "worker_extension_cls": _extension,
+            **(adapter_settings(adapter, slots) if adapter else {}),
         }
         if tensor_parallel > 1:  # inside a Ray actor vLLM would otherwise take Ray workers, which nobody placed
             settings["distributed_executor_backend"] = "mp"
@@ -142,7 +136,8 @@ class VllmEngine:
         # In its own call: vLLM keeps tracebacks of the import, and what they refer to.
         await asyncio.to_thread(import_vllm, around)
         llm = await asyncio.to_thread(start_llm, settings, extra or {}, around)
-        engine = cls(llm, shapes, on_update, answer_within, sleeps)
+        versions = Adapters(llm, adapter, shapes, slots) if adapter else FullWeights(llm, shapes, on_update)
+        engine = cls(llm, versions, answer_within, sleeps)
         try:
             await engine._while_alive(llm.update_weight_version("0"))
             await engine._while_alive(llm.get_supported_tasks())  # cached by vLLM: later requests need not wait for it
@@ -153,12 +148,16 @@ class VllmEngine:
 
     @property
     def version(self) -> int | None:
-        return self._version
+        return self._versions.version
+
+    @property
+    def holds_several(self) -> bool:
+        return self._versions.holds_several
 
     @property
     def last_pause(self) -> float | None:
-        """Seconds for which the last load paused generation; None before the first load."""
-        return self._last_pause
+        """Seconds for which the last load paused generation; None before the first load, and with adapters."""
+        return self._versions.last_pause
 
     async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
         for request in requests:
@@ -179,13 +178,12 @@ class VllmEngine:
     async def load(self, version: int, weights: Weights) -> None:
         async with self._updating:
             self._check_awake()
-            self._version = None
             # Weights may be half loaded after an error, so the engine cannot be used any more.
-            with self._fatal(f"loading version {version}"), SharedWeights() as shared:
-                tied = bool(self._llm.model_config.hf_text_config.tie_word_embeddings)
-                await asyncio.to_thread(shared.write, check_weights(weights, self._shapes, tied=tied))
-                await self._while_alive(self._update(version, shared))
-            self._version = version
+            with self._fatal(f"loading version {version}"):
+                await self._while_alive(self._versions.load(version, weights))
+
+    def serve(self) -> None:
+        self._versions.serve()
 
     async def sleep(self) -> None:
         """See `Engine`. vLLM moves the weights to host memory and drops all keys and values."""
@@ -207,7 +205,7 @@ class VllmEngine:
                 return
             with self._fatal("the wake"):
                 await self._while_alive(self._llm.wake_up())
-            self._loads += 1  # no key or value from before the sleep may be found again
+            self._versions.salt += 1  # no key or value from before the sleep may be found again
             self._asleep = False
 
     async def health(self) -> None:
@@ -230,60 +228,23 @@ class VllmEngine:
         await asyncio.sleep(0)
         self._llm.engine_core.resources.ctx.destroy(linger=0)
 
-    async def _update(self, version: int, shared: SharedWeights) -> None:
-        """Load the version and let it take over: steps 1 to 5."""
-        await prepare(self._llm, shared)
-        mode = "keep" if self._on_update == "keep" else "wait"
-        # `pause_generation` would sleep 20 ms more while everything waits.
-        await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=False)
-        paused = time.monotonic()
-        self._loads += 1
-        submitted_before = list(self._writing)
-        await self._llm.collective_rpc("offbeat_take_over", args=(shared.path, shared.table))
-        await self._llm.update_weight_version(str(version))
-        # The same or an earlier version may be loaded to correct wrong weights: then restart every request.
-        keep = mode == "keep" and version > self._label
-        restarted = [name for name in submitted_before if not (keep and self._writing.get(name, False))]
-        self._label = version
-        await self._llm.abort(restarted)  # vLLM ignores requests that have ended meanwhile
-        await self._llm.resume_generation()
-        self._last_pause = time.monotonic() - paused
-
     async def _complete(self, request: Request, index: int) -> Completion:
         params = sampling_params(request.sampling, derive(request.seed, index))
-        outputs = [output.outputs[0] for output in await self._run(request.prompt_ids.tolist(), params)]
-        versions, ended = outputs[-1].weight_versions, outputs[-1].finish_reason
-        assert versions is not None
+        answer = await self._versions.run(request.prompt_ids.tolist(), params)
+        outputs = [output.outputs[0] for output in answer.outputs]
         return Completion(
             id=request.completion_id(index),
             token_ids=np.array([token for output in outputs for token in output.token_ids], np.int32),
             behavior_logprobs=np.array([value for output in outputs for value in output.logprobs.logprobs], np.float32),
-            versions=tuple(VersionSpan(int(span.version), span.start, span.end) for span in versions),
-            finish=Finish.STOP if ended == "stop" else Finish.LENGTH,
+            versions=answer.versions,
+            finish=Finish.STOP if outputs[-1].finish_reason == "stop" else Finish.LENGTH,
         )
 
     async def _sequence_logprobs(self, sequence: Sequence[int]) -> NDArray[np.float32]:
-        *_, output = await self._run(list(sequence), logprob_params())
-        assert output.prompt_logprobs is not None
-        return np.array(output.prompt_logprobs.logprobs, np.float32)
-
-    async def _run(self, prompt_ids: list[int], params: "SamplingParams") -> "list[RequestOutput]":
-        """Return the outputs of a request. It is submitted again whenever a load aborts it."""
-        from vllm.inputs import tokens_input
-
-        while True:
-            name = str(next(self._numbers))
-            prompt = tokens_input(prompt_ids, cache_salt=str(self._loads))
-            self._writing[name] = False
-            outputs: list[RequestOutput] = []
-            try:
-                async for output in self._llm.generate(prompt, params, name):
-                    self._writing[name] = True
-                    outputs.append(output)
-            finally:
-                del self._writing[name]
-            if outputs[-1].outputs[0].finish_reason != "abort":
-                return outputs
+        answer = await self._versions.run(list(sequence), logprob_params(), loaded_last=True)
+        values = answer.outputs[-1].prompt_logprobs
+        assert values is not None
+        return np.array(values.logprobs, np.float32)
 
     async def _while_alive(self, work: Awaitable[_T]) -> _T:
         """Return the result of `work`, or raise `EngineDead` as soon as the engine dies."""

@@ -17,6 +17,7 @@ from offbeat.placement.plan import cannot_split
 from offbeat.placement.shape import ModelShape
 from offbeat.rollout.engine import Sampling
 from offbeat.rollout.vllm_owner import tied_children
+from offbeat.weights.adapter import AdapterSpec
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -27,6 +28,9 @@ _NEVER: Final = 2**31 - 1
 _ONE_PROCESS: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core computes by itself. On CPU, vLLM would start a worker beside it, which loads all libraries again, to
 set the worker's number of threads; `environment` sets it for both. By this name, because there "uni" means "mp"."""
+FEWEST_SLOTS: Final = 2
+_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes room for. A smaller adapter leaves a part of it zero."""
 _GREEDY_BELOW: Final = 0.01
 """vLLM silently raises temperatures below this, and treats 0 as greedy."""
 
@@ -103,6 +107,31 @@ def check_start(model_dir: Path, tensor_parallel: int, devices: Sequence[int] | 
         raise ConfigError(
             ["vLLM's sleep mode exists only on GPU, and there is none here; start the engine without sleeps=True"]
         )
+
+
+def adapter_settings(spec: AdapterSpec, slots: int) -> dict[str, object]:
+    """Return the engine arguments for adapters, of which `slots` are in use at the same time.
+
+    The targets are named because by default vLLM also prepares the head, and then log-probs of prompts end the engine
+    on CPU.
+    """
+    if slots < FEWEST_SLOTS:
+        raise ConfigError(
+            [f"slots = {slots}: an engine needs {FEWEST_SLOTS}, for the version that generates and the next"]
+        )
+    if heads := {"lm_head", "embed_tokens"} & set(spec.targets):
+        raise ConfigError(
+            [f"adapter.targets has {min(heads)}: name linear layers inside the model, for example q_proj"]
+        )
+    if spec.rank > max(_RANKS):
+        raise ConfigError([f"adapter.rank = {spec.rank}: vLLM serves at most {max(_RANKS)}"])
+    return {
+        "enable_lora": True,
+        "max_loras": slots,
+        "max_cpu_loras": slots,
+        "max_lora_rank": min(rank for rank in _RANKS if rank >= spec.rank),
+        "lora_target_modules": [*spec.targets],
+    }
 
 
 def fitting_length(model_dir: Path, tokens: int) -> int:

@@ -11,23 +11,22 @@ import asyncio
 import json
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from offbeat.rollout.engine import Weights
 from offbeat.rollout.vllm_twin import Twin, can_have_twin
+from offbeat.types import Json
 
 if TYPE_CHECKING:
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-HEAD: Final = "lm_head.weight"
 _ALIGNMENT: Final = 64
 POLL: Final = 0.02
 """Seconds between two questions whether a version is prepared. Each is answered between two steps of the engine."""
@@ -148,6 +147,44 @@ class WorkerPart:
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
 
+    def offbeat_add_adapter(
+        self, number: int, config: Mapping[str, Json], path: str, table: str, removed: Sequence[int]
+    ) -> None:
+        """Add an adapter from shared memory under a new number, after removing others. The model may be generating.
+
+        vLLM's own `add_lora` reads a directory. It serves modules for which the directory has no tensors as the base,
+        without a word; here that is an error.
+        """
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.peft_helper import PEFTHelper
+
+        manager: LRUCacheWorkerLoRAManager = self.model_runner.lora_manager
+        adapters = manager._adapter_manager
+        self.offbeat_group_adapters()
+        for other in removed:
+            adapters.remove_adapter(other)
+        helper = PEFTHelper.from_dict(dict(config))
+        helper.validate_legal(manager.lora_config)
+        lora = LoRAModel.from_lora_tensors(
+            number,
+            dict(self.offbeat_weights(path, table)),
+            helper,
+            device="cpu",
+            dtype=manager.lora_config.lora_dtype,
+        )
+        if not adapters.add_adapter(lora):
+            raise RuntimeError(f"vLLM already has an adapter number {number}, and would serve that one")
+        if without := [name for name in adapters.modules if lora.get_lora(name) is None]:
+            raise RuntimeError(f"vLLM would serve {without[0]} and {len(without) - 1} more modules without the adapter")
+        adapters.activate_adapter(number)
+
+    def offbeat_group_adapters(self) -> None:
+        """On CPU, replace vLLM's computation of adapters by one that is faster and leaves the base alone."""
+        if self.model_runner.device.type == "cpu":
+            from offbeat.rollout.vllm_cpu_adapters import group_adapters
+
+            group_adapters(self.model_runner.lora_manager._adapter_manager)
+
 
 def copy_reload_record(layer: torch.nn.Module, copy: torch.nn.Module) -> None:
     """Give a copy of a layer its own record of how the layer looks before packing, which vLLM keeps by layer."""
@@ -169,36 +206,3 @@ async def prepare(llm: "AsyncLLM", shared: SharedWeights) -> None:
     await llm.collective_rpc("offbeat_prepare", args=(shared.path, shared.table))
     while not all(await llm.collective_rpc("offbeat_is_prepared")):
         await asyncio.sleep(POLL)
-
-
-def saved_shapes(model_dir: Path) -> dict[str, list[int]]:
-    """Return names and shapes of a model directory's safetensors files. Every version must provide all of them."""
-    shapes: dict[str, list[int]] = {}
-    for path in sorted(model_dir.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - not a dict
-    if not shapes:
-        raise FileNotFoundError(f"{model_dir} has no *.safetensors file; save the model with save_pretrained")
-    return shapes
-
-
-def check_weights(weights: Iterable[tuple[str, Tensor]], shapes: Mapping[str, list[int]], *, tied: bool) -> Weights:
-    """Yield the weights without a tied head. Raises `ValueError` if they are not exactly those of the model.
-
-    vLLM itself would keep the weights that a version lacks, and serve a mixture of versions.
-
-    >>> dict(check_weights([("a", torch.zeros(2)), ("lm_head.weight", torch.zeros(2))], {"a": [2]}, tied=True)).keys()
-    dict_keys(['a'])
-    """
-    needed = {name for name in shapes if not (tied and name == HEAD)}
-    for name, tensor in weights:
-        if tied and name == HEAD:
-            continue
-        if name not in shapes:
-            raise ValueError(f"the model has no weights called {name}")
-        if list(tensor.shape) != list(shapes[name]):
-            raise ValueError(f"{name} has shape {list(shapes[name])}, but {list(tensor.shape)} was given")
-        needed.discard(name)
-        yield name, tensor
-    if needed:
-        raise ValueError(f"weights are missing: {', '.join(sorted(needed)[:3])}")

@@ -8,8 +8,9 @@
 
 A worker is STALE until the version it loaded passes its probe. If a probe fails, the worker is QUARANTINED: it discards
 the groups generated since the load and loads the version again from an anchor. If that fails too, `run` raises an
-error. However a lane ends, its prompts are given back. The same class runs in one process, in a Ray actor, or on its
-own on another machine. Every wait has a name and a deadline.
+error. An engine that holds several versions generates with the last one that passed while the next is loaded and
+checked; then there is nothing to discard. However a lane ends, its prompts are given back. The same class runs in one
+process, in a Ray actor, or on its own on another machine. Every wait has a name and a deadline.
 
 Only `Engine.health` judges an engine. A slow group costs nothing but time: its lease is renewed until it is finished. A
 call that exceeds `Pace.call_seconds` in an engine that answers is cancelled, its prompts are given back, and the engine
@@ -31,9 +32,10 @@ from offbeat.rollout.engine import Engine, uninterrupted, within
 from offbeat.rollout.generation import GroupMaker
 from offbeat.rollout.parity import Prober, ProbeVerdict
 from offbeat.rollout.prompt_leases import PromptLease, Prompts
-from offbeat.rollout.worker_parts import Policies, WorkerTally
+from offbeat.rollout.worker_parts import Policies, WorkerTally, require_same_adapter, run_until
 from offbeat.scoring.tally import count_outcomes
 from offbeat.types import Group
+from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.probe import Probe
 
 MAX_FAILED_ENGINES: Final = 3
@@ -83,6 +85,7 @@ class Worker:
         maker: GroupMaker,
         log: ExperienceLog,
         pace: Pace | None = None,
+        adapter: AdapterSpec | None = None,
     ) -> None:
         """Make a worker; `run` starts it.
 
@@ -94,11 +97,12 @@ class Worker:
             maker: Makes groups from leases.
             log: Where groups are appended.
             pace: Concurrency and deadlines.
+            adapter: What the engine was started with, with the digest of its own base; None for full weights.
         """
         self.name, self.status, self.tally = name, Status.STALE, WorkerTally()
         self.verdict: ProbeVerdict | None = None
         self._start_engine, self._policies, self._prompts = start_engine, policies, prompts
-        self._maker, self._log, self._pace = maker, log, pace or Pace()
+        self._maker, self._log, self._pace, self._adapter = maker, log, pace or Pace(), adapter
         self._engine: Engine | None = None
         self._prober: Prober | None = None
         self._loaded = asyncio.Event()
@@ -133,9 +137,9 @@ class Worker:
                 before, finished = finished, self.tally.groups + self.tally.evaluated
                 failed = 0 if finished > before else failed + 1
                 try:
-                    await self._until_stopped(self.start())
+                    await run_until(self._stopping, self.start())
                     lanes = (self._run_lane() for _ in range(self._pace.lanes))
-                    await self._until_stopped(self._watch_versions(), self._renew_leases(), *lanes)
+                    await run_until(self._stopping, self._watch_versions(), self._renew_leases(), *lanes)
                 except EngineDead as dead:
                     self.tally.notices.append(f"engine died: {dead}")
                     await self.close()
@@ -159,6 +163,7 @@ class Worker:
         except DeadlinePassed as late:
             raise EngineDead(f"{late}: the engine is stuck") from None
         newest = await self._first_version()  # the trainer may still be starting
+        require_same_adapter(await asyncio.to_thread(self._policies.adapter, newest), self._adapter)
         self._prober = await Prober.calibrated(self._engine, await self._probe(0))
         await self.sync(newest)
 
@@ -170,12 +175,13 @@ class Worker:
             await engine.close()
 
     async def sync(self, version: int) -> None:
-        """Load a version and check its probe. Groups generated meanwhile reach the log only if the probe passes."""
+        """Load a version and check its probe. Groups generated with it meanwhile reach the log only if it passes."""
         self.verdict = await self._load(version)
         if not self.verdict.passed:
-            self.status = Status.QUARANTINED
-            self._not_ready()
-            self._failed_probes += 1
+            if not self._serving()[0].holds_several:
+                self.status = Status.QUARANTINED
+                self._not_ready()
+                self._failed_probes += 1
             self.tally.quarantines += 1
             self.tally.notices.append(f"version {version} failed its probe: {self.verdict}")
             self.verdict = await self._load(version, from_anchor=True)
@@ -190,22 +196,29 @@ class Worker:
         await self._prompts.serving(self.name, version)
 
     async def _load(self, version: int, *, from_anchor: bool = False) -> ProbeVerdict:
-        """Load a version and return the verdict of its probe."""
+        """Load a version and return the verdict of its probe. If it passed, the engine generates with it."""
         engine, prober = self._serving()
+        replaces = not engine.holds_several
         probe = await self._probe(version)
         weights = await asyncio.to_thread(self._policies.fetch, version, from_anchor=from_anchor)
-        self._not_ready()
+        if replaces:
+            self._not_ready()
         # An engine may finish its running calls before it loads, and need not answer `health` meanwhile.
         seconds, what = self._pace.call_seconds + self._pace.start_seconds, f"version {version} on worker {self.name}"
-        self._loading = True
+        self._loading = replaces
         try:
             await within(seconds, what, engine.load(version, weights.items()))
         except DeadlinePassed as late:
             raise EngineDead(f"{late}: the engine is stuck") from None
         finally:
             self._loading = False
-        self._loaded.set()  # the next prompts are computed beside the probe
-        return await prober.check(engine, probe)
+        if replaces:
+            self._loaded.set()  # the next prompts are computed beside the probe
+        verdict = await prober.check(engine, probe)
+        if verdict.passed:
+            engine.serve()
+            self._loaded.set()
+        return verdict
 
     async def rollout(self, leases: Sequence[PromptLease]) -> list[Group]:
         """Make groups of these prompts and append them to the log. On any error, give the prompts back first.
@@ -305,22 +318,6 @@ class Worker:
             async with asyncio.timeout(self._pace.poll_seconds):
                 await self._nudged.wait()
         self._nudged.clear()
-
-    async def _until_stopped(self, *works: Awaitable[None]) -> None:
-        """Run all coroutines until one fails, all end, or `stop` is called; then cancel the rest."""
-        stopping: asyncio.Future[object] = asyncio.ensure_future(self._stopping.wait())
-        tasks: list[asyncio.Future[object]] = [asyncio.ensure_future(work) for work in works]
-        try:
-            pending = {stopping, *tasks}
-            while stopping in pending and len(pending) > 1:
-                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in tasks:
-                    if task.done():
-                        task.result()
-        finally:
-            for task in (stopping, *tasks):
-                task.cancel()
-            await asyncio.gather(stopping, *tasks, return_exceptions=True)
 
     async def _first_version(self) -> int:
         async def first() -> int:

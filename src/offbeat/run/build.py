@@ -1,9 +1,9 @@
 """The parts of a run, built from its configuration: the same in one process and on Ray.
 
-The functions are in the order in which a run calls them: task and tokenizer, trainer, loop, then workers and engines.
+The functions are in the order in which a run calls them: task and tokenizer, loop, then workers and engines. The
+trainer is built in build_trainer.py.
 """
 
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from offbeat.experience.priors import HALFLIFE, PromptPriors
 from offbeat.experience.sampler import Sampler
 from offbeat.experience.schema import Snapshot
 from offbeat.experience.validation import ValidationRules
-from offbeat.objective.spec import Advantage, Need
+from offbeat.objective.spec import Advantage
 from offbeat.placement.plan import ENGINE_SHARE, EnginePlace
 from offbeat.rollout.engine import Engine, Sampling
 from offbeat.rollout.generation import GroupMaker, Scorer
@@ -33,6 +33,7 @@ from offbeat.rollout.prompt_leases import PromptLeases, Prompts
 from offbeat.rollout.stopping import read_generation_config, stop_tokens
 from offbeat.rollout.worker import Pace, Worker
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission, OfflineAdmission
+from offbeat.run.build_trainer import adapter_spec
 from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
 from offbeat.run.counted_learner import CountedLearner
 from offbeat.run.desk import Desk
@@ -51,11 +52,6 @@ from offbeat.seeds import derive
 from offbeat.tasks.split import for_evaluation, hold_out
 from offbeat.tasks.task import Task, make
 from offbeat.tasks.tokenizer import read_tokenizer
-from offbeat.trainer.forward import PolicyModel
-from offbeat.trainer.fsdp import Ranks
-from offbeat.trainer.loading import load_policy_model
-from offbeat.trainer.optimizer import Decay, MasterAdamW, OptimizerSettings, Schedule
-from offbeat.trainer.trainer import StepSettings, Trainer
 from offbeat.types import Json
 from offbeat.weights.probe import LENGTH as PROBE_LENGTH
 from offbeat.weights.subscriber import Subscription
@@ -115,42 +111,6 @@ class RunContext:
         place = self.config.run.experience or self.directory.experience
         own = self.directory.own_run(self.config)
         return ExperienceLog.open(place, rules=rules, writer=writer, own_run=own)
-
-
-def make_trainer(config: Config, ranks: Ranks) -> Trainer:
-    """Load the model (and the reference policy, if the objective needs one) and build the trainer of one rank."""
-    random.seed(config.seed)
-    torch.manual_seed(derive(config.seed, "torch") % 2**63)
-    objective = config.objective.resolve()
-    policy_model = _load_policy_model(config, ranks)
-    reference = _load_policy_model(config, ranks).requires_grad_(False) if Need.REFERENCE in objective.needs else None
-    optimizer = config.optimizer
-    schedule = Schedule(
-        optimizer.learning_rate, optimizer.warmup_steps, Decay(optimizer.decay), config.steps, optimizer.floor
-    )
-    settings = OptimizerSettings(
-        schedule, optimizer.betas, weight_decay=optimizer.weight_decay, max_grad_norm=optimizer.max_grad_norm
-    )
-    step = StepSettings(
-        objective,
-        config.updates_per_batch,
-        config.trainer.token_budget,
-        config.sampling.max_tokens,
-        config.reference.refresh_every,
-        config.seed,
-    )
-    return Trainer(policy_model, MasterAdamW(policy_model, settings), step, reference, ranks=ranks)
-
-
-def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
-    return load_policy_model(
-        config.model.directory(),
-        ranks,
-        compute=getattr(torch, config.model.compute),
-        temperature=config.sampling.temperature,
-        chunk_tokens=config.trainer.chunk_tokens,
-        checkpoint_activations=config.trainer.checkpoint_activations,
-    )
 
 
 def make_loop(
@@ -292,7 +252,7 @@ def make_worker(
 
     maker = GroupMaker(config.group_size, sampling, decode, scorer)
     policies = Subscription.open(context.directory.weights, name=name)
-    return Worker(name, start, policies, prompts, maker, log, _pace(config)), policies
+    return Worker(name, start, policies, prompts, maker, log, _pace(config), adapter_spec(config)), policies
 
 
 def _pace(config: Config) -> Pace:
@@ -317,7 +277,7 @@ async def start_engine(config: Config, place: EnginePlace | None = None) -> Engi
 
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         device = f"{accelerator.type}:{place.devices[0]}" if accelerator is not None and place is not None else None
-        return HfEngine.start(path, dtype=config.model.serve, device=device)
+        return HfEngine.start(path, dtype=config.model.serve, device=device, adapter=adapter_spec(config))
     from offbeat.rollout.vllm import VllmEngine
     from offbeat.rollout.vllm_settings import fitting_length
 
@@ -335,5 +295,7 @@ async def start_engine(config: Config, place: EnginePlace | None = None) -> Engi
         tensor_parallel=engine.tensor_parallel,
         devices=place.devices if place else None,
         sleeps=place.sleeps if place else False,
+        adapter=adapter_spec(config),
+        slots=config.adapter_slots,
         extra=engine.extra,
     )

@@ -49,7 +49,9 @@ def _mover(plan: DevicePlan, trainer: Trainer) -> Callable[[GpuUser], None]:
 
     def move(turn: GpuUser) -> None:
         if plan.offloads:
-            trainer.optimizer.move("cpu" if turn is GpuUser.ENGINE else device)
+            to = torch.device("cpu") if turn is GpuUser.ENGINE else device
+            trainer.optimizer.move(to)
+            trainer.policy_model.move_frozen(to)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # what torch keeps for itself is missing in the engine's turn
 

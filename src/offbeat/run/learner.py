@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from offbeat.config import Config, examine
 from offbeat.config.recorded import translate
 from offbeat.errors import RunError
-from offbeat.run.build import make_trainer
+from offbeat.run.build_trainer import make_trainer
 from offbeat.run.directory import RunDirectory
 from offbeat.run.earlier import translate_state
 from offbeat.run.evidence import PublishEvidence
@@ -25,6 +25,7 @@ from offbeat.run.protocols import REPAIRED
 from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, prompt_at
+from offbeat.trainer.adapter_export import PROBE
 from offbeat.trainer.allocator import keep_freed_memory
 from offbeat.trainer.checkpoint import Checkpoints
 from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
@@ -92,7 +93,8 @@ class RankLearner:
             keep_freed_memory()
         weights = None
         if ranks.rank == 0 and config.run.mode != "offline":  # an offline run has no workers to publish for
-            log = WeightLog.open(directory.weights, anchor_every=config.sync.anchor_every)
+            adapter = trainer.policy_model.adapter
+            log = WeightLog.open(directory.weights, anchor_every=config.sync.anchor_every, adapter=adapter)
             weights = stack.enter_context(log)
         settings, keep = fixed_settings(config), config.trainer.keep
         checkpoints = Checkpoints(
@@ -195,12 +197,15 @@ class RankLearner:
 
     def _served(self) -> tuple[State, Probe]:
         """Return the weights that workers serve, and their probe. All ranks must iterate the weights."""
-        policy_model, serve = self.trainer.policy_model, getattr(torch, self.config.model.serve)
+        serve = getattr(torch, self.config.model.serve)
+        return serving_state(self.trainer.policy_model, serve), self._probe(serve)
+
+    def _probe(self, serve: torch.dtype) -> Probe:
+        policy_model = self.trainer.policy_model
         # A trainer that computes in 16 bits has rounded its weights already.
         rounded = as_served(policy_model, serve) if self.config.model.compute == "float32" else nullcontext()
         with rounded:
-            logprobs = sequence_logprobs(policy_model, self.sequences)
-        return serving_state(policy_model, serve), Probe(self.sequences, logprobs)
+            return Probe(self.sequences, sequence_logprobs(policy_model, self.sequences))
 
     def save(self, state: Mapping[str, Json]) -> None:
         """Start to write a checkpoint while training continues; `train` raises if that failed."""
@@ -209,6 +214,8 @@ class RankLearner:
         if self.weights is not None:
             self.weights.pin(published, by=f"step {step}")
             state = {**state, PUBLISHED_STATE: self.weights.state_of(published)}
+        if self.trainer.policy_model.adapter is not None:  # `offbeat export` checks what it writes with it
+            state = {**state, PROBE: self._probe(getattr(torch, self.config.model.serve)).to_json()}
         self.checkpoints.save(self.trainer, {**state, "inputs": {**self.inputs}})
         self._pins[step] = published
         kept = self.config.trainer.keep + 1  # the one being written included

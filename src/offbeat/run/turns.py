@@ -104,6 +104,10 @@ class SharedEngine:
     def version(self) -> int | None:
         return self.engine.version
 
+    @property
+    def holds_several(self) -> bool:
+        return self.engine.holds_several
+
     async def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
         async with self._turn():
             return await self.engine.generate(requests)
@@ -115,6 +119,9 @@ class SharedEngine:
     async def load(self, version: int, weights: Weights) -> None:
         async with self._turn():
             await self.engine.load(version, weights)
+
+    def serve(self) -> None:
+        self.engine.serve()
 
     async def health(self) -> None:
         """See `Engine`. It does not need the GPU, so it answers in the trainer's turn too."""

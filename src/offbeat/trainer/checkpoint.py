@@ -104,6 +104,11 @@ class Checkpoint:
 
     def restore(self, trainer: Trainer) -> None:
         """Set the trainer to the saved state. The number of ranks may differ from when it was saved."""
+        if changes := list(differences(adapter_json(trainer), self.manifest.adapter, "adapter")):
+            raise CheckpointMismatch(
+                f"the checkpoint of step {self.step} is of another adapter, or of one of another base: "
+                f"{'; '.join(changes)}. Restore the model and the settings that the run started with"
+            )
         restore(trainer, self.folder, self.manifest)
 
 
@@ -174,7 +179,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             return
         model = json.loads(trainer.policy_model.model.config.to_json_string(use_diff=False))
         copied = json.loads(json.dumps(extras, allow_nan=False))
-        manifest = CheckpointManifest(trainer.step, self._config, model, copied, parts=())
+        adapter = adapter_json(trainer)
+        manifest = CheckpointManifest(trainer.step, self._config, model, copied, parts=(), adapter=adapter)
         self._saved.add(trainer.step)
         self._writing = self._writer.submit(self._write, manifest, local_slices(trainer))
 
@@ -287,6 +293,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def _barrier(self) -> None:
         self._ranks.sum(torch.zeros(1))
+
+
+def adapter_json(trainer: Trainer) -> Json:
+    """Return the adapter that a trainer trains, base included; None if it trains all weights."""
+    spec = trainer.policy_model.adapter
+    return None if spec is None else spec.to_json()
 
 
 def saved_folders(directory: Path, *, finished: bool = True) -> list[Path]:

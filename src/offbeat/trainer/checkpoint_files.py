@@ -9,7 +9,8 @@
 A directory without a manifest is not a checkpoint. A slice is rows [start, end) of a tensor's first axis, so any number
 of ranks can read what any other number wrote.
 
-    policy/<parameter>                          master weights and buffers, by their Hugging Face names
+    policy/<parameter>                          master weights and buffers, by their Hugging Face names, or those of an
+                                                adapter, by peft's names; the manifest has the digest of its base
     exp_avg/…, exp_avg_sq/…, step/<parameter>   the state of AdamW
     reference/<parameter>                       the reference policy, if there is one
     rng/<rank>/cpu, rng/<rank>/cuda             the states of torch's random generators
@@ -29,6 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
 from offbeat.storage.local import LocalStore
+from offbeat.trainer.adapter import is_adapter, stored_name
 from offbeat.trainer.fsdp import in_first_replica, named_tensors, own_rows
 from offbeat.trainer.trainer import Trainer
 from offbeat.types import Json
@@ -94,6 +96,8 @@ class CheckpointManifest:
     extras: Mapping[str, Json]
     """JSON values that the caller of `Checkpoints.save` adds, for example the sampler's state."""
     parts: tuple[CheckpointPart, ...]
+    adapter: Json = None
+    """What `AdapterSpec.to_json` returned, if the policy is an adapter: the weights of its base are not in here."""
 
     def serialize(self) -> bytes:
         """Return the JSON to write, with a sha256 of its other fields."""
@@ -206,6 +210,7 @@ def trainer_tensors(trainer: Trainer) -> dict[str, Tensor]:
     for key, tensor in trainer.optimizer.tensors().items():
         kind, name = key.split("/", 1)
         name = name.removeprefix("model.")  # the optimizer uses the names of the policy model, which wraps the model
+        name = stored_name(name) if is_adapter(name) else name
         if f"policy/{name}" not in found:
             raise CheckpointError(
                 f"the optimizer holds {key}, which the policy model does not have: make the optimizer from the policy "

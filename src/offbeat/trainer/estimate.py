@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from offbeat.errors import StepOutOfMemory
+from offbeat.objective.spec import Need
 from offbeat.trainer.batch import BLOCK, MicroBatch, build_micro_batch, plan_micro_batches
 from offbeat.trainer.checkpoint_files import trainer_tensors
 from offbeat.trainer.forward import UNLIMITED, PolicyModel, synthetic_group, to_model_inputs
@@ -42,6 +43,7 @@ ADVICE: Final = {
     "AdamW": "train on more ranks",
     "master weights": "train on more ranks",
     "parameters": "train on more ranks",
+    "frozen weights": "train on more ranks",
     "gathered layers": "compute in bfloat16",
     "gradients": "train on more ranks",
     "reference policy": "kl_coefficient = 0 needs none",
@@ -121,9 +123,8 @@ def check_worst_case(trainer: Trainer, shape: StepShape, estimate: MemoryEstimat
     with explain_memory_errors(estimate):
         started = time.perf_counter()
         inputs = to_model_inputs(micro, shared_prefix=trainer.check.shared_prefix, device=policy_model.device)
-        if trainer.reference is not None:
-            with torch.no_grad():
-                trainer.reference(inputs)
+        if Need.REFERENCE in trainer.settings.objective.needs:
+            trainer.reference_logprobs(inputs)
         if trainer.settings.objective.needs_first_look:
             with torch.no_grad():
                 policy_model(inputs)
@@ -234,8 +235,10 @@ def _persistent_bytes(trainer: Trainer) -> dict[str, int]:
     for name, tensor in trainer_tensors(trainer).items():
         term = terms.get(name.split("/")[0], "AdamW")
         found[term] = found.get(term, 0) + _local(tensor).nbytes
-    parameters = sum(_local(p).nbytes for p in trainer.policy_model.parameters() if p.dtype.itemsize < 4)
-    return found | ({"parameters": parameters} if parameters else {})
+    parameters = [*trainer.policy_model.parameters()]
+    rounded = sum(_local(p).nbytes for p in parameters if p.requires_grad and p.dtype.itemsize < 4)
+    frozen = sum(_local(p).nbytes for p in parameters if not p.requires_grad)
+    return found | {name: size for name, size in (("parameters", rounded), ("frozen weights", frozen)) if size}
 
 
 def _chunk_bytes(policy_model: PolicyModel, tokens: int) -> int:

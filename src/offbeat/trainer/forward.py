@@ -7,7 +7,8 @@ through the output head, in chunks. `check_model` tests at start-up what the mod
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -24,8 +25,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from offbeat.errors import UnsupportedModel
 from offbeat.objective.logprobs import TokenStats, token_stats
 from offbeat.trainer import attention, flex
+from offbeat.trainer.adapter import attach, switched_off
 from offbeat.trainer.batch import MicroBatch, build_micro_batch, plan_micro_batches
 from offbeat.types import UNKNOWN, Completion, Group, Prompt
+from offbeat.weights.adapter import AdapterSpec
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +101,14 @@ class PolicyModel(nn.Module):
         chunk_tokens: int = 512,
         checkpoint_activations: bool = False,
         packed: bool | None = None,
+        adapter: AdapterSpec | None = None,
     ) -> None:
         super().__init__()
+        if adapter is not None:
+            attach(model, adapter)
         self.model = model.eval()
+        self.adapter = adapter
+        """Set if only A and B of this adapter are trained, beside the frozen weights of the base."""
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
         self._packed = packed
@@ -131,6 +139,17 @@ class PolicyModel(nn.Module):
     def vocab_size(self) -> int:
         """Number of input embeddings: every token id is smaller."""
         return int(self.model.get_input_embeddings().num_embeddings)
+
+    @contextmanager
+    def base_only(self) -> Iterator[None]:
+        """Compute as the base without its adapter, for the length of the block."""
+        with switched_off(self.model):
+            yield
+
+    def move_frozen(self, device: torch.device | str) -> None:
+        """Move the frozen weights of an adapter's base to another device, or back."""
+        for frozen in (one for one in self.parameters() if not one.requires_grad):
+            frozen.data = frozen.data.to(device)
 
     def forward(self, inputs: ModelInputs) -> TokenStats:
         body, head = self.model.base_model, self.model.get_output_embeddings()

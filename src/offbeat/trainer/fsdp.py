@@ -6,9 +6,9 @@
     trainer = Trainer(policy_model, MasterAdamW(policy_model, …), …, ranks=ranks)
     serving_state(policy_model, torch.bfloat16)                            # whole tensors again, for the weight log
 
-The slices are the float32 master weights. FSDP gathers a block, in the compute dtype, for its forward and its backward
-pass, and frees it after each. Gradients are summed over ranks in float32, not averaged: the loss is already divided by
-counts of the whole batch.
+The slices of what is trained are the float32 master weights. FSDP gathers a block, in the compute dtype, for its
+forward and its backward pass, and frees it after each. Gradients are summed over ranks in float32, not averaged: the
+loss is already divided by counts of the whole batch.
 
 On several nodes each node holds the whole model in slices (HSDP): parameters are gathered within a node, and only
 gradients cross the network, once per update.
@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from offbeat.errors import UnsupportedModel
+from offbeat.trainer.adapter import is_adapter, stored_name
 from offbeat.trainer.forward import PolicyModel
 
 T = TypeVar("T")
@@ -96,19 +97,22 @@ def make_mesh(ranks: Ranks, device: str) -> DeviceMesh:
 def shard(policy_model: PolicyModel, *, compute: torch.dtype, mesh: DeviceMesh | None = None) -> None:
     """Shard the parameters over the last dimension of `mesh` (default: all ranks), in place.
 
-    The parameters must be float32, and equal on every rank or on the meta device.
+    The parameters must be equal on every rank or on the meta device. Those that are trained must be float32; frozen
+    ones may be narrower, and are converted to `compute` when they are gathered.
 
     The root is resharded after the forward pass, like every block. This costs one more all-gather, but no gathered copy
     stays behind that an update, a refresh of the reference policy or a restored checkpoint would make stale.
     """
-    if wrong := [(name, p.dtype) for name, p in policy_model.named_parameters() if p.dtype != torch.float32]:
+    parameters = dict(policy_model.named_parameters())
+    if wrong := [(n, p.dtype) for n, p in parameters.items() if p.requires_grad and p.dtype != torch.float32]:
         raise ValueError(
             f"{wrong[0][0]} is {wrong[0][1]}: the slices are the master weights, so load the model in float32 and give "
             "the dtype for matrix products as `compute`"
         )
     if mesh is None:
         mesh = init_device_mesh(policy_model.device.type, (distributed.get_world_size(),))
-    policy = MixedPrecisionPolicy(param_dtype=None if compute == torch.float32 else compute, reduce_dtype=torch.float32)
+    converted = any(p.dtype != compute for p in parameters.values())
+    policy = MixedPrecisionPolicy(param_dtype=compute if converted else None, reduce_dtype=torch.float32)
     for module in [*transformer_blocks(policy_model), policy_model]:
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         assert isinstance(module, FSDPModule)
@@ -159,7 +163,7 @@ def transformer_blocks(policy_model: PolicyModel) -> list[nn.Module]:
 
 
 def serving_state(policy_model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yield whole tensors for the weight log, by their names in a Hugging Face state dict. A tied head comes once.
+    """Yield whole tensors for the weight log, by the names of `named_tensors`.
 
     Each parameter is rounded, then gathered, one at a time. Every rank must iterate to the end; only rank 0 receives
     tensors.
@@ -195,7 +199,19 @@ def as_served(policy_model: PolicyModel, dtype: torch.dtype) -> Iterator[None]:
 
 
 def named_tensors(policy_model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and persistent buffers by their names in a Hugging Face state dict, a tied one once."""
+    """Yield what is trained, saved and published, by the names that it has there.
+
+    That is an adapter's A and B under peft's names, or all parameters and persistent buffers by their names in a
+    Hugging Face state dict, a tied one once.
+    """
+    if policy_model.adapter is None:
+        yield from model_tensors(policy_model)
+        return
+    yield from ((stored_name(name), tensor) for name, tensor in model_tensors(policy_model) if is_adapter(name))
+
+
+def model_tensors(policy_model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and persistent buffers by their names in the model, a tied one once."""
     stored = policy_model.model.state_dict().keys()
     yield from ((name, parameter.detach()) for name, parameter in policy_model.model.named_parameters())
     yield from ((name, buffer) for name, buffer in policy_model.model.named_buffers() if name in stored)

@@ -25,8 +25,11 @@ from transformers.utils import logging as transformers_logging
 
 from offbeat.errors import ModelUnreadable, UnsupportedModel, first_line
 from offbeat.hub import weight_files
+from offbeat.seeds import derive
+from offbeat.trainer.adapter import base_name, is_adapter
 from offbeat.trainer.forward import PolicyModel
-from offbeat.trainer.fsdp import Ranks, make_mesh, named_tensors, own_rows, shard
+from offbeat.trainer.fsdp import Ranks, make_mesh, model_tensors, named_tensors, own_rows, shard
+from offbeat.weights.adapter import AdapterSpec, B
 from offbeat.weights.delta import DTYPES
 
 PIECE_BYTES: Final = 8 << 20
@@ -41,22 +44,64 @@ def load_policy_model(
     temperature: float = 1.0,
     chunk_tokens: int = 512,
     checkpoint_activations: bool = False,
+    adapter: AdapterSpec | None = None,
+    serve: torch.dtype = torch.float32,
+    seed: int = 0,
 ) -> PolicyModel:
     """Load the model in `directory` onto this rank's device.
 
     On one rank the parameters have the dtype `compute`. On several, each rank gets its slices in float32, the master
     weights. Raises `ModelUnreadable` if files do not hold exactly the tensors of the model.
+
+    With an `adapter`, the weights of the model are frozen. They have the values that engines serve, rounded to `serve`,
+    and on several ranks that dtype as well. `seed` decides A.
     """
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     model = read_model(directory, compute).to(device) if ranks.size == 1 else empty_model(directory)
     policy_model = PolicyModel(
-        model, temperature=temperature, chunk_tokens=chunk_tokens, checkpoint_activations=checkpoint_activations
+        model,
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+        checkpoint_activations=checkpoint_activations,
+        adapter=adapter,
     )
+    if ranks.size == 1 and adapter is not None:
+        freeze_as_served(policy_model, serve)
     if ranks.size > 1:
+        if adapter is not None:
+            for frozen in (one for one in policy_model.parameters() if not one.requires_grad):
+                frozen.data = frozen.data.to(serve)
         shard(policy_model, compute=compute, mesh=make_mesh(ranks, device.type))
         allocate(policy_model, device)
         fill(policy_model, directory)
+    if adapter is not None:
+        draw_adapter(policy_model, seed)
     return policy_model
+
+
+@torch.no_grad()
+def freeze_as_served(policy_model: PolicyModel, serve: torch.dtype) -> None:
+    """Round the frozen weights to the values that engines serve, in place. Their dtype stays."""
+    for frozen in (one for one in policy_model.parameters() if not one.requires_grad):
+        frozen.copy_(frozen.to(serve))
+
+
+@torch.no_grad()
+def draw_adapter(policy_model: PolicyModel, seed: int) -> None:
+    """Set the adapter of version 0: A from `seed`, B = 0, so that the policy is the base.
+
+    A is uniform within ±1/√in, as in peft. Every A has a random stream of its own and is drawn whole, so that neither
+    the number of ranks nor the order of layers matters.
+    """
+    for name, tensor in named_tensors(policy_model):
+        start, local = own_rows(name, tensor)
+        if name.endswith(B):
+            local.zero_()
+            continue
+        generator = torch.Generator().manual_seed(derive(seed, "adapter", name))
+        limit = tensor.shape[1] ** -0.5
+        drawn = torch.empty(tensor.shape).uniform_(-limit, limit, generator=generator)
+        local.copy_(drawn[start : start + len(local)])
 
 
 def read_model(directory: Path, dtype: torch.dtype | str | None = None) -> PreTrainedModel:
@@ -131,7 +176,7 @@ def fill(policy_model: PolicyModel, directory: Path) -> None:
     stored = _by_parameter(model, _stored_tensors(directory), directory)
     shared = _shared_names(model)
     buffer = bytearray(PIECE_BYTES)
-    for name, tensor in named_tensors(policy_model):
+    for name, tensor in _base_tensors(policy_model):
         sources = [stored[one] for one in shared.get(name, [name]) if one in stored]
         start, local = own_rows(name, tensor)
         if tuple(tensor.shape) != sources[0].shape:
@@ -142,6 +187,12 @@ def fill(policy_model: PolicyModel, directory: Path) -> None:
         sources[0].read(start, local, buffer)
         for other in sources[1:]:
             _require_equal(name, other, start, local, buffer)
+
+
+def _base_tensors(policy_model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that the files hold: all but those of an adapter."""
+    found = ((name, tensor) for name, tensor in model_tensors(policy_model) if not is_adapter(name))
+    yield from ((base_name(name), tensor) for name, tensor in found)
 
 
 @dataclass(frozen=True)
@@ -214,7 +265,7 @@ def _by_parameter(
     transforms = get_model_conversion_mapping(model)
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]
-    known = model.state_dict()
+    known = {base_name(name): tensor for name, tensor in model.state_dict().items() if not is_adapter(name)}
     found: dict[str, StoredTensor] = {}
     for key, tensor in stored.items():
         name, merged = rename_source_key(key, renamings, converters, model.base_model_prefix, known)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import NoGradient
+from offbeat.objective.logprobs import TokenStats
 from offbeat.objective.losses import Loss, Streams, policy_loss
 from offbeat.objective.spec import Need, NoGate, Objective
 from offbeat.trainer.batch import (
@@ -120,10 +121,12 @@ class Trainer:
     _packed_inputs: WeakKeyDictionary[MicroBatch, ModelInputs] = field(init=False, default_factory=WeakKeyDictionary)
 
     def __post_init__(self) -> None:
-        needed = Need.REFERENCE in self.settings.objective.needs
-        if needed and self.reference is None:
+        adapted = self.policy_model.adapter is not None
+        if self._needs_reference and self.reference is None and not adapted:
             raise ValueError("this objective has a KL term to a reference policy: give a second model as `reference`")
-        if not needed and self.reference is not None:
+        if adapted and (self.reference is not None or self.settings.refresh_every):
+            raise ValueError("an adapter's reference policy is its base: leave out `reference` and `refresh_every`")
+        if not self._needs_reference and self.reference is not None:
             raise ValueError("this objective does not use a reference policy: leave `reference` out")
         self.check = check_model(self.policy_model, self.settings.token_budget)
         if self.reference is not None:
@@ -192,11 +195,24 @@ class Trainer:
         for plan, counted in self.ranks.share(plans):
             micro = build_micro_batch(plan, batch.trimmed)
             part = to_tensors(batch, micro, counted=counted, device=self.policy_model.device)
-            if self.reference is not None:
-                with torch.no_grad():
-                    part.reference_NT = part.pad(self.reference(self._model_inputs(part)).logprobs)
+            if self._needs_reference:
+                part.reference_NT = part.pad(self.reference_logprobs(self._model_inputs(part)))
             parts.append(part)
         return parts
+
+    @property
+    def _needs_reference(self) -> bool:
+        return Need.REFERENCE in self.settings.objective.needs
+
+    @torch.no_grad()
+    def reference_logprobs(self, inputs: ModelInputs) -> Tensor:
+        """Return the log-probs of the reference policy: of a model of its own, or of the base of an adapter."""
+        if self.reference is not None:
+            stats: TokenStats = self.reference(inputs)
+            return stats.logprobs
+        with self.policy_model.base_only():
+            stats = self.policy_model(inputs)
+            return stats.logprobs
 
     def _model_inputs(self, part: MicroBatchTensors) -> ModelInputs:
         """Build the model's inputs once for packed rows, and for each pass for others, whose masks fill the memory."""

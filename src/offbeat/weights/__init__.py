@@ -6,5 +6,6 @@ manifest.py     the file that makes a version exist
 delta.py        tensors as bit patterns, and patches between two states
 anchor.py       whole states as safetensors files
 retention.py    reader leases, pins, and which versions may be removed
+adapter.py      adapters: the state of a run that trains A and B beside a frozen base
 probe.py        sequences with log-probs, on which an engine checks itself after loading
 """

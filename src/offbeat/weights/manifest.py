@@ -13,6 +13,7 @@ from typing import Final, cast
 
 from offbeat.errors import DamagedFile, ProbeError
 from offbeat.types import Json
+from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.delta import DTYPES, state_digest
 from offbeat.weights.probe import Probe
 
@@ -88,6 +89,8 @@ class VersionManifest:
     patch: File | None = None
     anchor: File | None = None
     probe: Json = None
+    adapter: AdapterSpec | None = None
+    """Set if the state is an adapter's A and B; None for whole weights."""
     sha256: str = ""
     """The first line of the file."""
 
@@ -101,10 +104,11 @@ class VersionManifest:
         patch: File | None = None,
         anchor: File | None = None,
         probe: Probe | None = None,
+        adapter: AdapterSpec | None = None,
     ) -> "VersionManifest":
         """Build a manifest and compute its digests."""
         state = state_digest((name, t.dtype, t.shape, t.xxh3) for name, t in tensors.items())
-        manifest = cls(version, state, tensors, base, patch, anchor, probe.to_json() if probe else None)
+        manifest = cls(version, state, tensors, base, patch, anchor, probe.to_json() if probe else None, adapter)
         return replace(manifest, sha256=hashlib.sha256(manifest._body()).hexdigest())
 
     @property
@@ -126,6 +130,7 @@ class VersionManifest:
                 "anchor": vars(self.anchor) if self.anchor else None,
                 "tensors": {name: vars(entry) for name, entry in self.tensors.items()},
                 "probe": self.probe,
+                "adapter": self.adapter.to_json() if self.adapter else None,
             },
             separators=(",", ":"),
             ensure_ascii=False,
@@ -148,6 +153,7 @@ class VersionManifest:
             raise ValueError(f"its format is {data['format']!r}, not {FORMAT!r}")
         entries = cast("dict[str, dict[str, Json]]", data["tensors"])
         tensors = {name: _tensor_entry(entry) for name, entry in entries.items()}
+        adapter = data.get("adapter")  # earlier releases have no adapters
         base, patch, anchor = (cast("dict[str, Json] | None", data[key]) for key in ("base", "patch", "anchor"))
         manifest = cls(
             version=int(cast("int", data["version"])),
@@ -157,6 +163,7 @@ class VersionManifest:
             patch=_file(patch) if patch else None,
             anchor=_file(anchor) if anchor else None,
             probe=data["probe"],
+            adapter=AdapterSpec.from_json(adapter) if adapter else None,
         )
         if manifest.anchor is None and (manifest.patch is None or manifest.base is None):
             raise ValueError("it has neither an anchor nor a patch with a base")

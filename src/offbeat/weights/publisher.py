@@ -27,6 +27,7 @@ from offbeat.errors import VersionMissing, VersionTaken, WeightLogError
 from offbeat.storage import open_store
 from offbeat.storage.store import Store, Writer
 from offbeat.weights import retention
+from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.anchor import write_anchor
 from offbeat.weights.delta import Bits, encode
 from offbeat.weights.inspection import find_problem, listed_versions, read_calibration, read_manifests, unusable
@@ -84,8 +85,9 @@ class WeightLog(AbstractContextManager["WeightLog"]):
     ('anchor', 'patch', 1, (0, 1))
     """
 
-    def __init__(self, store: Store, *, anchor_every: int, keep: int) -> None:
+    def __init__(self, store: Store, *, anchor_every: int, keep: int, adapter: AdapterSpec | None = None) -> None:
         self._store = store
+        self._adapter = adapter
         self._anchor_every = anchor_every
         self._keep = keep
         self._held: HostCopy | None = None
@@ -106,15 +108,17 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="publish")
 
     @classmethod
-    def open(cls, uri: str | os.PathLike[str], *, anchor_every: int = 20, keep: int = 20) -> "WeightLog":
+    def open(cls, uri: str | os.PathLike[str], *, anchor_every: int = 20, keep: int = 20,
+             adapter: AdapterSpec | None = None) -> "WeightLog":  # fmt: skip
         """Become the publisher of the log at a local path or object-store URI. Creates the log if it is missing.
 
         An anchor is written with every `anchor_every`-th version and with the first of each publisher. The newest
-        `keep` versions stay loadable, and so do all versions that readers or pins need.
+        `keep` versions stay loadable, and so do all versions that readers or pins need. If the states are an `adapter`,
+        every version is an anchor: it is small, and AdamW changes almost every value of it.
         """
         if anchor_every < 1 or keep < 1:
             raise WeightLogError(f"anchor_every = {anchor_every}, keep = {keep}: both must be at least 1")
-        return cls(open_store(uri), anchor_every=anchor_every, keep=keep)
+        return cls(open_store(uri), anchor_every=anchor_every, keep=keep, adapter=adapter)
 
     def publish(self, version: int, state: State, probe: Probe | None = None) -> Published:
         """Make this state the newest version. When this returns, it is durable and readers see it.
@@ -141,15 +145,10 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         timer.end("commit")
         self.retire()
         timer.end("retire")
-        return Published(
-            version,
-            "anchor" if manifest.anchor else "patch",
-            manifest.state,
-            bytes=sum(file.bytes for file in manifest.files) + manifest_bytes,
-            patch_bytes=manifest.patch.bytes if manifest.patch else 0,
-            changed=changed,
-            seconds=timer.seconds,
-        )
+        kind: Kind = "anchor" if manifest.anchor else "patch"
+        written = sum(file.bytes for file in manifest.files) + manifest_bytes
+        patched = manifest.patch.bytes if manifest.patch else 0
+        return Published(version, kind, manifest.state, written, patched, changed, timer.seconds)
 
     def versions(self) -> tuple[int, ...]:
         """Return the versions that readers can load, in order."""
@@ -195,7 +194,9 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         A log whose version 0 has another state is of another run: all its versions are removed.
         """
         lost = File("data/removed", 0, "")  # as after version 0 is retired
-        manifest = VersionManifest.made(0, dict(self._map(_describe, state)), anchor=lost, probe=probe)
+        manifest = VersionManifest.made(
+            0, dict(self._map(_describe, state)), anchor=lost, probe=probe, adapter=self._adapter
+        )
         if self.state_of(0) not in (None, manifest.state):
             self.rewind(-1)
         self._store.put(CALIBRATION, manifest.serialize())
@@ -224,7 +225,7 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         stem = f"data/{version:010}-{secrets.token_hex(4)}"
         held, self._held = self._held, None  # if anything below fails, the next publish starts without a base
         patch, base_of_patch, changed = None, None, 0
-        if held is None or base is None:
+        if held is None or base is None or self._adapter is not None:
             held, entries = self._copy(state)
         else:
             base_of_patch = Base(base.version, base.state, base.sha256)
@@ -238,7 +239,9 @@ class WeightLog(AbstractContextManager["WeightLog"]):
                 write_anchor(held, writer)
                 anchor = File(name, *writer.finished())
         timer.end("anchor")
-        manifest = VersionManifest.made(version, entries, base=base_of_patch, patch=patch, anchor=anchor, probe=probe)
+        manifest = VersionManifest.made(
+            version, entries, base=base_of_patch, patch=patch, anchor=anchor, probe=probe, adapter=self._adapter
+        )
         return manifest, held, changed
 
     def _forget_lost(self) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from offbeat.errors import DamagedFile, DamagedState, VersionMissing, WeightLogError, WrongBase
 from offbeat.storage import open_store
 from offbeat.storage.store import Store
+from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.anchor import read_anchor
 from offbeat.weights.delta import Bits, apply
 from offbeat.weights.manifest import CALIBRATION, FOLDER, VersionManifest, manifest_name, version_of
@@ -100,13 +101,12 @@ class Subscription(AbstractContextManager["Subscription"]):
 
     def probe(self, version: int) -> Probe | None:
         """Return the probe of a version, or None if it has none. The probe of version 0 is kept forever."""
-        try:
-            manifest = self._manifest(version)
-        except VersionMissing:
-            if version != 0:
-                raise
-            manifest = self._calibration()
+        manifest = self._manifest_or_calibration(version)
         return None if manifest.probe is None else Probe.from_json(manifest.probe)
+
+    def adapter(self, version: int) -> AdapterSpec | None:
+        """Return what the A and B of a version belong to, or None if its state is whole weights."""
+        return self._manifest_or_calibration(version).adapter
 
     def close(self) -> None:
         """Release the lease and the state."""
@@ -129,7 +129,12 @@ class Subscription(AbstractContextManager["Subscription"]):
             )
         return manifest
 
-    def _calibration(self) -> VersionManifest:
+    def _manifest_or_calibration(self, version: int) -> VersionManifest:
+        try:
+            return self._manifest(version)
+        except VersionMissing:
+            if version != 0:
+                raise
         try:
             return VersionManifest.parse(self._store.read(CALIBRATION), CALIBRATION)
         except FileNotFoundError:

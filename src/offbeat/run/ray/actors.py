@@ -156,7 +156,9 @@ class RankActor:
             if self._rank > 0:
                 return {"gathered": sum(1 for _ in whole)}
             if self._served is None:
-                self._served = HfEngine.start(config.model.directory(), dtype=config.model.serve)
+                self._served = HfEngine.start(
+                    config.model.directory(), dtype=config.model.serve, adapter=policy_model.adapter
+                )
             asyncio.run(self._served.load(step, whole))
             model = self._served.model
         context = self._context

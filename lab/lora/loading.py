@@ -1,0 +1,239 @@
+"""Load versions of an adapter while SmolLM2-135M generates 64 sequences.
+
+    python -m lab.lora.loading    seconds from publish to served, tokens a second with and without loads by turns, and
+                                  the version spans of all completions: rows lora.3.*
+
+About 20 minutes on two cores.
+"""
+
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab.figures import Figure, command_parser, machine, report
+from lab.fixtures import smollm2
+from lab.lora.versions import AdaptedModel
+from offbeat.experience.log import ExperienceLog
+from offbeat.rollout.engine import Engine, Sampling
+from offbeat.rollout.generation import GroupMaker
+from offbeat.rollout.prompt_leases import LocalPrompts, PromptLeases
+from offbeat.rollout.vllm import VllmEngine
+from offbeat.rollout.worker import Pace, Worker
+from offbeat.scoring.pool import ScoringPool
+from offbeat.tasks.arithmetic import arithmetic
+from offbeat.tasks.task import prompt_at
+from offbeat.weights.probe import Sequences, probe_sequences
+from offbeat.weights.publisher import WeightLog
+from offbeat.weights.subscriber import Subscription
+
+GROUPS, SIZE = 8, 8
+MOVE = 3e-4
+"""How far a version moves every value of A and B: a step of Adam at a usual learning rate for adapters."""
+
+
+@dataclass
+class Bench:
+    """A worker around vLLM, the log it reads from, and fresh prompts."""
+
+    worker: Worker
+    log: ExperienceLog
+    weights: WeightLog
+    adapted: AdaptedModel
+    sequences: Sequences
+    prompts: LocalPrompts
+    published: int = 0
+
+    def publish(self) -> int:
+        """Publish the next version, with its probe, and return its number."""
+        self.published += 1
+        state = self.adapted.move(self.published, MOVE)
+        self.weights.publish(self.published, state.items(), self.adapted.probe(self.sequences))
+        return self.published
+
+    async def generate(self) -> int:
+        """Make 8 groups of 8 as the lanes of a worker do, and return how many tokens they have."""
+        leases = await self.prompts.take(GROUPS, "bench")
+        made = await asyncio.gather(*(self.worker.rollout([lease]) for lease in leases))
+        return sum(len(one.token_ids) for [group] in made for one in group.completions)
+
+
+@asynccontextmanager
+async def bench(place: Path, tokens: int) -> AsyncIterator[Bench]:
+    """Open the logs and make a worker, which is not started yet. Completions have exactly `tokens` tokens."""
+    from transformers import AutoTokenizer
+
+    directory, task = smollm2.directory(), arithmetic()
+    tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    adapted = AdaptedModel.open(directory, dtype="bfloat16")
+    order = prompt_at(task, tokenizer, 0)
+    sequences = probe_sequences([order(i).token_ids.tolist() for i in range(4)], len(tokenizer), seed=0)
+    desk = LocalPrompts(PromptLeases(order, name="bench", seed=0, seconds=3600))
+
+    async def start() -> Engine:
+        return await VllmEngine.start(
+            directory,
+            max_model_len=64 + tokens,
+            max_num_seqs=GROUPS * SIZE + 2 * len(sequences),
+            threads=os.cpu_count() or 1,
+            adapter=adapted.spec,
+        )
+
+    with (
+        WeightLog.open(place / "weights", adapter=adapted.spec, keep=100) as weights,
+        ExperienceLog.open(place / "experience") as log,
+        ScoringPool.of(task, workers=2) as pool,
+        Subscription.open(place / "weights", name="bench") as policies,
+    ):
+        weights.publish(0, adapted.adapter.items(), adapted.probe(sequences))
+        maker = GroupMaker(SIZE, Sampling(tokens, ()), lambda ids: str(tokenizer.decode(ids)), pool)
+        pace = Pace(lanes=GROUPS)
+        worker = Worker("bench", start, policies, desk, maker, log, pace, adapted.spec)
+        try:
+            yield Bench(worker, log, weights, adapted, sequences, desk)
+        finally:
+            await worker.close()
+
+
+async def rates(ready: Bench, *, rounds: int, loads: int) -> list[tuple[float, float]]:
+    """Return (with loads, without loads) tokens a second of each round. The order changes from round to round."""
+
+    async def load() -> None:
+        for version in versions:
+            await asyncio.sleep(seconds / (loads + 1))
+            await ready.worker.sync(version)
+
+    await ready.worker.start()
+    found = []
+    await ready.generate()  # the first calls of a process are slower
+    began = time.perf_counter()
+    await ready.generate()
+    seconds = time.perf_counter() - began
+    for number in range(rounds):
+        versions = [ready.publish() for _ in range(loads)]
+        rate = {}
+        for loading in (True, False) if number % 2 else (False, True):
+            began = time.perf_counter()
+            loader = asyncio.create_task(load()) if loading else None
+            tokens = await ready.generate()
+            rate[loading] = tokens / (time.perf_counter() - began)
+            if loader is not None:
+                await loader
+        found.append((rate[True], rate[False]))
+        print(f"round {number}: {rate[True]:.0f} tokens/s with {loads} loads, {rate[False]:.0f} without", flush=True)
+    await ready.worker.close()
+    return found
+
+
+@dataclass
+class Watched:
+    """What happened while versions were published to a worker that generates without a break."""
+
+    seconds: list[float] = field(default_factory=list)
+    """By version: from the end of its publish until new requests are generated with it."""
+    spans: list[int] = field(default_factory=list)
+    """By completion: how many versions it has."""
+    versions: set[int] = field(default_factory=set)
+    interrupted: int = 0
+
+
+async def publish_while_generating(ready: Bench, *, loads: int, completions: int) -> Watched:
+    """Let the worker run. Publish `loads` versions, spread over so many completions."""
+    found = Watched()
+    running = asyncio.create_task(ready.worker.run())
+    each = completions // (loads + 1) // SIZE
+
+    async def until_groups(count: int) -> None:
+        while ready.worker.tally.groups < count:
+            if running.done():
+                await running
+            await asyncio.sleep(0.05)
+
+    for number in range(1, loads + 1):
+        await until_groups(number * each)
+        version = await asyncio.to_thread(ready.publish)
+        began = time.perf_counter()
+        ready.worker.nudge()
+        while ready.worker.version != version:
+            await asyncio.sleep(0.002)
+        found.seconds.append(time.perf_counter() - began)
+    await until_groups(completions // SIZE)
+    found.interrupted = ready.worker.tally.discarded
+    ready.worker.stop()
+    await running
+    for group in ready.log.groups():
+        found.spans += [len(one.versions) for one in group.completions]
+        found.versions |= {span.version for one in group.completions for span in one.versions}
+    return found
+
+
+async def loading(short: bool) -> bool:
+    """Rows lora.3.*."""
+    rounds, loads, completions, tokens = (1, 2, 128, 24) if short else (10, 2, 5_100, 96)
+    with tempfile.TemporaryDirectory() as place:
+        async with bench(Path(place), tokens) as ready:
+            pairs = await rates(ready, rounds=rounds, loads=loads)
+    with tempfile.TemporaryDirectory() as place:
+        async with bench(Path(place), 16) as ready:
+            watched = await publish_while_generating(ready, loads=rounds * loads, completions=completions)
+    ratios = sorted(a / b for a, b in pairs)
+    ratio, slowest = statistics.median(ratios), max(watched.seconds)
+    whole = sum(spans == 1 for spans in watched.spans)
+    return (
+        report(
+            short,
+            Figure(
+                "lora.3.served",
+                "longest time from publish to served, SmolLM2-135M, rank 8, 64 sequences being generated",
+                "≤ 0.5",
+                round(slowest, 3),
+                "s",
+                slowest <= 0.5,
+                len(watched.seconds),
+                f"median {statistics.median(watched.seconds):.3f} s: fetch, load, probe; {machine()}",
+            ),
+            Figure(
+                "lora.3.rate",
+                f"tokens per second during {rounds * loads} loads / without loads, SmolLM2-135M, 64 sequences",
+                "≥ 0.97",
+                round(ratio, 3),
+                "×",
+                ratio >= 0.97,
+                len(ratios),
+                f"median of {len(ratios)} rounds by turns, {loads} loads with their probes in each, lowest "
+                f"{ratios[0]:.3f}, highest {ratios[-1]:.3f}; without loads "
+                f"{statistics.median(bare for _, bare in pairs):.0f} tokens/s; {machine()}",
+            ),
+            Figure(
+                "lora.3.interrupted",
+                "groups interrupted by loads",
+                "0",
+                watched.interrupted,
+                "groups",
+                watched.interrupted == 0,
+                len(watched.spans) // SIZE,
+            ),
+            Figure(
+                "lora.3.spans",
+                "completions with exactly one version span",
+                "all",
+                whole,
+                f"of {len(watched.spans)}",
+                whole == len(watched.spans) and (short or whole >= 5_000),
+                len(watched.spans),
+                f"{len(watched.versions)} versions",
+            ),
+        )
+        or short
+    )
+
+
+if __name__ == "__main__":
+    parser = command_parser(__doc__, short="one round and two loads; records nothing")
+    sys.exit(not asyncio.run(loading(parser.parse_args().short)))
