@@ -16,6 +16,7 @@ from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memor
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings
 from offbeat.trainer.trainer import StepSettings, Trainer
+from offbeat.weights.adapter import AdapterSpec
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,15 @@ class Arm:
     checkpoint_activations: bool
     shape: StepShape
     token_budget: int
+    adapter: AdapterSpec | None = None
 
     def __str__(self) -> str:
         shape = self.shape
         recomputed = ", activations recomputed" if self.checkpoint_activations else ""
         name = str(self.dtype).removeprefix("torch.")
-        return f"{name}, {shape.prompt}/{shape.completion} × {shape.group}, budget {self.token_budget}{recomputed}"
+        adapter = f", adapter of rank {self.adapter.rank}" if self.adapter else ""
+        rows = f"{shape.prompt}/{shape.completion} × {shape.group}"
+        return f"{name}, {rows}, budget {self.token_budget}{recomputed}{adapter}"
 
 
 ARMS = (
@@ -49,7 +53,7 @@ def measuring(arm: Arm) -> Work:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         before = resident_bytes()
         model = AutoModelForCausalLM.from_pretrained(smollm2.directory(), dtype=arm.dtype)
-        policy_model = PolicyModel(model, checkpoint_activations=arm.checkpoint_activations)
+        policy_model = PolicyModel(model, checkpoint_activations=arm.checkpoint_activations, adapter=arm.adapter)
         settings = StepSettings(PRESETS["grpo"].objective, token_budget=arm.token_budget)
         trainer = Trainer(policy_model, MasterAdamW(policy_model, OptimizerSettings()), settings)
         for tensor in trainer.optimizer.tensors().values():

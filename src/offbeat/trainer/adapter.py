@@ -34,6 +34,13 @@ def attach(model: PreTrainedModel, spec: AdapterSpec) -> None:
     """Put A and B beside the target layers of `model`, in place, in its dtype, and freeze all other weights.
 
     The values of A and B mean nothing until they are set.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes))
+    >>> attach(model, AdapterSpec(rank=2, alpha=4.0, targets=("q_proj",), base=""))
+    >>> [stored_name(name) for name, parameter in model.named_parameters() if parameter.requires_grad][0]
+    'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
     """
     if missing_modules(["peft"]):
         raise RunError(f"an adapter needs peft, which is not installed: {install_command('lora')}")
