@@ -164,7 +164,7 @@ async def publish_while_generating(ready: Bench, *, loads: int, completions: int
 
 async def loading(short: bool) -> bool:
     """Rows lora.3.*."""
-    loads, completions, tokens = (1, 64, 24) if short else (20, 2_500, 96)
+    loads, completions, tokens = (1, 64, 8) if short else (20, 2_500, 96)
     with tempfile.TemporaryDirectory() as place:
         async with bench(Path(place), tokens) as ready:
             await ready.worker.start()
