@@ -27,6 +27,7 @@ from offbeat.rollout.engine import Request, Weights, all_of
 from offbeat.rollout.vllm_adapters import SLOTS, Adapters
 from offbeat.rollout.vllm_full import FullWeights, OnUpdate
 from offbeat.rollout.vllm_settings import (
+    PROBE_ROOM,
     Surroundings,
     adapter_settings,
     check_room,
@@ -123,7 +124,7 @@ class VllmEngine:
             "model": str(model_dir),
             "dtype": dtype,
             "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
+            "max_num_seqs": max_num_seqs + (PROBE_ROOM if adapter else 0),
             "gpu_memory_utilization": gpu_memory_utilization,
             "tensor_parallel_size": tensor_parallel,
             "enable_sleep_mode": sleeps,

@@ -44,11 +44,11 @@ class GroupedAdapters:
         for slot, rows in self.offbeat_rows:
             own = x if rows is None else x[rows]
             for a, b, part in zip(lora_a_stacked, lora_b_stacked, parts, strict=True):
-                added = scale * (own @ a[slot, 0].T @ b[slot, 0].T)
+                inner = own @ a[slot, 0].T
                 if rows is None:
-                    part += added
+                    part.addmm_(inner, b[slot, 0].T, alpha=scale)
                 else:
-                    part.index_add_(0, rows, added)
+                    part.index_add_(0, rows, inner @ b[slot, 0].T, alpha=scale)
 
 
 def group_adapters(manager: "LoRAModelManager") -> None:

@@ -29,6 +29,8 @@ _ONE_PROCESS: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core computes by itself. On CPU, vLLM would start a worker beside it, which loads all libraries again, to
 set the worker's number of threads; `environment` sets it for both. By this name, because there "uni" means "mp"."""
 FEWEST_SLOTS: Final = 2
+PROBE_ROOM: Final = 8
+"""Sequences of a run's probe. An engine with adapters can compute them although it generates as much as it may."""
 _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for. A smaller adapter leaves a part of it zero."""
 _GREEDY_BELOW: Final = 0.01
