@@ -3,8 +3,9 @@
     python scripts/build_docs.py            write them
     python scripts/build_docs.py --check    fail if a file differs from what would be written
 
-A built part is the text between `<!-- built: NAME -->` and `<!-- end -->`. NAME is one of `BUILDERS` here or in
-`lab/site/reference.py`, `coming_from.py` or `evidence_page.py`, or `results SLUG` for the table of lab/results/SLUG.json.
+A built part is the text between `<!-- built: NAME -->` and `<!-- end -->`. NAME is one of `BUILDERS` here or in a file
+of lab/site (`reference.py`, `coming_from.py`, `evidence_page.py`), or `results SLUG` for the table of
+lab/results/SLUG.json.
 """
 
 import json
