@@ -48,6 +48,10 @@ def test_patterns_and_paths_are_refused_with_a_sentence(targets: object, says: s
             "reference.refresh_every = 5: with adapter.rank = 8 the reference policy is the model without its adapter",
         ),
         ({"adapter": {"rank": 8}, "sync": {"anchor_every": 5}}, "sync.anchor_every = 5: with adapter.rank = 8 every"),
+        (
+            {"adapter": {"rank": 8}, "engine": {"kind": "hf"}},
+            "model.serve = 'bfloat16': engine.kind = 'hf' merges adapters into its weights, and 16 bits are too coarse",
+        ),
         ({"adapter": {"rank": 8, "dropout": 0.1}}, "adapter.dropout is not a setting"),
         ({"adapter": {"rank": -1}}, "adapter.rank = -1"),
         ({"lora_rank": 8}, "did you mean 'adapter.rank'?"),
@@ -63,8 +67,8 @@ def test_what_has_no_effect_or_cannot_be_is_refused(settings: dict[str, object],
 def test_check_advises_ten_times_the_rate_of_full_training(tmp_path: Path, rate: float, advised: bool) -> None:
     save_model(tmp_path / "model")
     (tmp_path / "run.toml").write_text(
-        f'model.path = "{tmp_path}/model"\nengine.kind = "hf"\nadapter.rank = 4\nsampling.max_tokens = 8\n'
-        f"optimizer.learning_rate = {rate}\nengine.max_prompt_tokens = 32\n"
+        f'model.path = "{tmp_path}/model"\nmodel.serve = "float32"\nengine.kind = "hf"\nadapter.rank = 4\n'
+        f"optimizer.learning_rate = {rate}\nengine.max_prompt_tokens = 32\nsampling.max_tokens = 8\n"
     )
     said = CliRunner().invoke(app, ["check", str(tmp_path / "run.toml")])
     assert said.exit_code == 0, said.output

@@ -41,7 +41,7 @@ def test_estimated_memory_of_an_adapter_matches_what_the_trainer_counts(compute:
             "model": {"path": str(tmp_path), "compute": compute},
             "adapter": {"rank": 8},
             "sampling": {"max_tokens": 32},
-            "engine": {"kind": "hf", "max_prompt_tokens": 128},
+            "engine": {"max_prompt_tokens": 128},
             "trainer": {"token_budget": 1024},
             "objective": {"kl_coefficient": 0.1},
         }
