@@ -56,8 +56,8 @@ def group_adapters(manager: "LoRAModelManager") -> None:
     for name, wrapper in [*manager.punica_wrapper_mapping.items()]:
         if isinstance(wrapper, GroupedAdapters):
             continue
-        kind = type("GroupedAdaptersCPU", (GroupedAdapters, type(wrapper)), {})
-        grouped = kind.__new__(kind)
+        kind: type[GroupedAdapters] = type("GroupedAdaptersCPU", (GroupedAdapters, type(wrapper)), {})
+        grouped = object.__new__(kind)
         grouped.__dict__.update(wrapper.__dict__)
         manager.punica_wrapper_mapping[name] = grouped
         for layer in manager.modules.values():
