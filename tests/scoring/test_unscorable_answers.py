@@ -35,7 +35,7 @@ def test_a_reward_function_that_people_write_never_leaves_such_an_answer_without
     assert len(found) == len(texts) + 1 >= 15
     for entry in found:
         assert isinstance(entry.outcome, Score) and entry.outcome.reward == 0.0, entry
-    assert ending(found[-1]) == "floor, timeout by the answer" and 0.4 < found[-1].cpu < 1.5
+    assert ending(found[-1]) == "floor, timeout by the answer" and 0.2 < found[-1].cpu < 1.5
     assert {entry.outcome.fault for entry in found if isinstance(entry.outcome, Score)} >= {"crash", "invalid"}
 
 
