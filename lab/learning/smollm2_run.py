@@ -31,8 +31,7 @@ BUDGET = 0.05
 KEPT = ROOT / "lab" / "learning" / "smollm2.json"
 OVERHEAD_GOAL = 0.02
 
-CONFIG = """
-steps = {steps}
+TRAINED = """
 prompts_per_step = 8
 group_size = 8
 [model]
@@ -50,6 +49,12 @@ preset = "rec-oneside-nois"
 untested_lag = true
 [optimizer]
 learning_rate = 5e-6
+"""
+"""What is trained, and how; `lab.learning.evidence.smollm2` trains the same."""
+CONFIG = (
+    "steps = {steps}"
+    + TRAINED
+    + """
 [trainer]
 save_every = {steps}
 token_budget = 1024
@@ -66,6 +71,7 @@ samples = 2
 place = "ray"
 silence = 60
 """
+)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from lab.fixtures import smollm2
 from lab.fixtures.processes import OFFBEAT
 from lab.fixtures.runs import scratch
 from lab.learning.evidence.rows import KEPT
+from lab.learning.smollm2_run import TRAINED
 from lab.learning.statistics import Interval, difference
 from offbeat.run.journal import read
 
@@ -32,26 +33,10 @@ STEPS: Final = 40
 LOSS: Final = -0.08
 """The only statement that five seeds allow: no loss above this."""
 FILE: Final = KEPT / "smollm2.jsonl"
-CONFIG: Final = """
-seed = {seed}
-steps = {steps}
-prompts_per_step = 8
-group_size = 8
-[model]
-path = "{model}"
-[task]
-name = "arithmetic"
-options = {{ digits = 1, chat = true }}
-[engine]
-kind = "vllm"
-max_prompt_tokens = 64
-[sampling]
-max_tokens = 24
-[objective]
-preset = "rec-oneside-nois"
-untested_lag = true
-[optimizer]
-learning_rate = 5e-6
+CONFIG: Final = (
+    "seed = {seed}\nsteps = {steps}"
+    + TRAINED
+    + """
 [trainer]
 save_every = 1000
 token_budget = 1024
@@ -61,6 +46,7 @@ prompts = 48
 samples = 4
 {arm}
 """
+)
 
 
 class SmolRow(TypedDict):
