@@ -152,7 +152,7 @@ async def bench(setting: Setting, place: Path) -> AsyncIterator[Bench]:
 
 
 @dataclass(frozen=True)
-class Turn:
+class TokenCost:
     """What one way to generate took for a token."""
 
     wall: float
@@ -160,7 +160,7 @@ class Turn:
     """Of this process and all that it has started."""
 
 
-async def compare(setting: Setting, place: Path) -> list[tuple[Turn, Turn]]:
+async def compare(setting: Setting, place: Path) -> list[tuple[TokenCost, TokenCost]]:
     """Return the turn of the worker and that of the bare engine, for each round. The order changes from round to round.
 
     A round is one turn of each with the same prompts.
@@ -171,11 +171,11 @@ async def compare(setting: Setting, place: Path) -> list[tuple[Turn, Turn]]:
         for number in range(setting.rounds):
             leases = await ready.leases()
             ways: list[Callable[[list[PromptLease]], Awaitable[int]]] = [ready.through_worker, ready.bare]
-            took: dict[int, Turn] = {}
+            took: dict[int, TokenCost] = {}
             for way in (0, 1) if number % 2 else (1, 0):
                 began, used = time.perf_counter(), used_so_far()
                 tokens = await ways[way](leases)
-                took[way] = Turn((time.perf_counter() - began) / tokens, (used_so_far() - used) / tokens)
+                took[way] = TokenCost((time.perf_counter() - began) / tokens, (used_so_far() - used) / tokens)
             turns.append((took[0], took[1]))
             rates = ", ".join(
                 f"{name} {1 / took[way].wall:.0f} tokens/s" for way, name in enumerate(("worker", "bare"))

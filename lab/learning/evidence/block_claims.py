@@ -197,7 +197,7 @@ def timing_claims(cells: Cells) -> Iterator[Claim]:
 
 
 def regret_claims(cells: Cells) -> Iterator[Claim]:
-    """Yield nothing to decide: the regret of block b is stated, see `lab.learning.verdicts`."""
+    """Yield nothing: the regret of block b is stated and not decided, and no command computes it yet."""
     return iter(())
 
 
