@@ -136,13 +136,21 @@ def test_whatever_a_worker_has_started_dies_with_it(text: str, ending: str) -> N
     seconds = f"{random.SystemRandom().uniform(1e5, 9e5):.6f}"  # the name by which this test finds its processes
     with ScoringPool([Reward(scorers.act)], workers=1, deadline=5.0, limit=NEVER) as pool:
         pool.score(f"{text} {seconds}", {}).result(timeout=WAIT)
-        assert len(_running(seconds)) == 1
+        _until_one_runs(seconds)
         pool.score("return 0.5", {}).result(timeout=WAIT)  # the control of the next one, which starts nothing
         pool.score(ending, {}).result(timeout=WAIT)
         if ending == "kill":
             pool.score("return 1", {}).result(timeout=WAIT)
             assert _running(seconds) == []
     assert _running(seconds) == []
+
+
+def _until_one_runs(argument: str) -> None:
+    """Wait until a process shows this argument: `Popen` returns before the kernel has written the command line."""
+    deadline = time.monotonic() + WAIT
+    while len(_running(argument)) != 1:
+        assert time.monotonic() < deadline, f"no process has the argument {argument}"
+        time.sleep(0.01)
 
 
 def _running(argument: str) -> list[str]:
