@@ -59,10 +59,13 @@ class WatchedPool(ScoringPool):
         return cast("list[Scored]", self.__dict__.get("_entries", []))
 
 
-def graded(kind: str, texts: list[str], deadline: float = DEADLINE) -> list[Scored]:
-    """Score an ordinary answer and then these, one after another."""
-    task = make("math", {"source": "none.jsonl"}) if kind == "math" else Task(kind, [], (Reward(GRADERS[kind]),))
-    pool = WatchedPool(task.rewards, deadline=deadline, workers=1, limit=NEVER)
+def graded(kind: str, texts: list[str], deadline: float | None = None) -> list[Scored]:
+    """Score an ordinary answer and then these, one after another. The deadline is that of the task."""
+    if kind == "math":
+        task = make("math", {"source": "none.jsonl"})
+    else:
+        task = Task(kind, [], (Reward(GRADERS[kind]),), deadline=DEADLINE)
+    pool = WatchedPool(task.rewards, deadline=deadline or task.deadline, workers=1, limit=NEVER)
     with pool:
         for at, text in enumerate([CONTROLS[kind], *texts]):
             pool.score(text, COLUMNS[kind], of=f"{kind} {at}").result(timeout=600)

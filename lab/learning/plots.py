@@ -29,7 +29,8 @@ class Point(Protocol):
     def realised(self) -> float: ...
 
 
-def _save(name: str) -> None:
+def save(name: str) -> None:
+    """Write the current plot to docs/."""
     mpl.rcParams["svg.hashsalt"] = name  # the same numbers give the same file, byte for byte
     plt.tight_layout()
     plt.savefig(DOCS / name, metadata={"Date": None})
@@ -37,7 +38,8 @@ def _save(name: str) -> None:
     plt.close()
 
 
-def _plain(axes: "Axes", x: str, y: str) -> None:
+def plain(axes: "Axes", x: str, y: str) -> None:
+    """Name the axes, and leave out what is not needed."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25)
@@ -50,7 +52,7 @@ def curves(arms: Mapping[str, Mapping[int, float]], ends: Mapping[str, tuple[flo
     for (name, rates), color in zip(arms.items(), COLORS, strict=False):
         left.plot(list(rates), list(rates.values()), label=name, color=color, linewidth=1.4)
     left.legend(frameon=False, fontsize=8)
-    _plain(left, "step", "pass rate")
+    plain(left, "step", "pass rate")
     for name, (publishes, rate, half) in ends.items():
         drifting = name.startswith("drift")
         color, place, side = (COLORS[1], (-6, 5), "right") if drifting else (COLORS[0], (6, 5), "left")
@@ -60,8 +62,8 @@ def curves(arms: Mapping[str, Mapping[int, float]], ends: Mapping[str, tuple[flo
     right.set_xlim(3.2, 160)
     right.set_xticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
     right.minorticks_off()
-    _plain(right, "publishes", "final pass rate")
-    _save("adaptive-sync.svg")
+    plain(right, "publishes", "final pass rate")
+    save("adaptive-sync.svg")
 
 
 def gate_shares(by_lag: Mapping[str, Mapping[str, float]], buckets: Sequence[str]) -> None:
@@ -71,8 +73,8 @@ def gate_shares(by_lag: Mapping[str, Mapping[str, float]], buckets: Sequence[str
         known = [bucket for bucket in buckets if bucket in shares]
         axes.plot(known, [shares[bucket] for bucket in known], "o-", label=name, color=color, markersize=4)
     axes.legend(frameon=False, fontsize=8, title="learning rate", title_fontsize=8)
-    _plain(axes, "lag", "share of tokens stopped")
-    _save("gates-by-lag.svg")
+    plain(axes, "lag", "share of tokens stopped")
+    save("gates-by-lag.svg")
 
 
 def scatter(sets: Mapping[str, Sequence[Sequence[Point]]]) -> None:
@@ -85,5 +87,5 @@ def scatter(sets: Mapping[str, Sequence[Sequence[Point]]]) -> None:
         axes.plot([p.realised for p in points], [p.gain for p in points], ".", color=color, alpha=0.5, markersize=4)
         axes.set_ylim(-SHOWN, SHOWN)
         axes.set_title(f"batch {name}" + (f" ({outside} outside)" if outside else ""), fontsize=9)
-        _plain(axes, "realized gain in pass rate", "promised gain")
-    _save("calibration.svg")
+        plain(axes, "realized gain in pass rate", "promised gain")
+    save("calibration.svg")

@@ -7,24 +7,35 @@ A block without all of its cells has no verdict; the command says how many are m
 """
 
 import sys
+from collections.abc import Sequence
 from statistics import fmean
 
 from lab.figures import Figure, command_parser, record
 from lab.learning.evidence.block_claims import CLAIMS
-from lab.learning.evidence.blocks import BLOCKS, Block
+from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, Block
 from lab.learning.evidence.claims import UNDECIDED, Cells, Verdict, judge
+from lab.learning.evidence.regret import regret_figures
 from lab.learning.evidence.rows import rows
 
 
-def verdicts(block: Block) -> list[Verdict]:
-    """Return what is decided about a block; nothing while cells are missing."""
+def finished(block: Block) -> Cells | None:
+    """Return the cells of a block; None while some are missing."""
     cells = Cells(block, rows(block.name))
     if missing := block.count_missing(cells.done):
         seconds = fmean(row["seconds"] for row in cells.done.values()) if cells.done else 20.0
         hours = missing * seconds / 3600
         print(f"block {block.name}: {missing} cells or more are missing, about {hours:.1f} h on one core")
-        return []
-    return judge(list(CLAIMS[block.name](cells)))
+        return None
+    return cells
+
+
+def figures(blocks: Sequence[Block]) -> list[Figure]:
+    """Return the rows of the finished blocks."""
+    cells = {block.name: found for block in blocks if (found := finished(block)) is not None}
+    verdicts = [verdict for name in cells if name in CLAIMS for verdict in judge(list(CLAIMS[name](cells[name])))]
+    conditions = [cells[name] for name in CONDITION_BLOCKS if name in cells]
+    stated = regret_figures(conditions) if len(conditions) == len(CONDITION_BLOCKS) else []
+    return [*map(figure, verdicts), *stated]
 
 
 def figure(verdict: Verdict) -> Figure:
@@ -48,7 +59,7 @@ def main() -> bool:
     parser.add_argument("--block", choices=list(BLOCKS), help="one block; left out, all of them")
     chosen = parser.parse_args().block
     blocks = [BLOCKS[chosen]] if chosen else list(BLOCKS.values())
-    return record(*(figure(verdict) for block in blocks for verdict in verdicts(block)))
+    return record(*figures(blocks))
 
 
 if __name__ == "__main__":

@@ -27,23 +27,21 @@ def train(
     size: int, tokens: int, lr: float, clip: tuple[float, float],
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Return A and B after the last step, by peft's names."""
-    served = AutoModelForCausalLM.from_pretrained(str(directory), dtype="float32")
-    base = {name: tensor.clone() for name, tensor in served.state_dict().items()}
-    peft = get_peft_model(AutoModelForCausalLM.from_pretrained(str(directory), dtype="float32"), lora)
+    served, peft = (
+        get_peft_model(AutoModelForCausalLM.from_pretrained(str(directory), dtype="float32"), lora) for _ in range(2)
+    )
     own = {n.replace(".default.", "."): p for n, p in peft.named_parameters() if p.requires_grad}
     for name, parameter in own.items():
         limit = parameter.shape[1] ** -0.5 if "lora_A" in name else 0.0
         generator = torch.Generator().manual_seed(derive(0, "adapter", name))
         torch.nn.init.uniform_(parameter, -limit, limit, generator=generator)
-    policy_model, engine = PolicyModel(peft.get_base_model()), HfEngine(served)
+    policy_model, engine = PolicyModel(peft.get_base_model()), HfEngine(served.get_base_model())
     assert check_model(policy_model, 4096).shared_prefix
     optimizer = torch.optim.AdamW(own.values(), lr=lr, weight_decay=0.0, fused=True)
     for step in range(steps):
         with torch.no_grad():
-            for name in (one for one in own if "lora_A" in one):
-                a, b, layer = own[name], own[name.replace("lora_A", "lora_B")], name[len("base_model.model.") :]
-                weight = layer.replace("lora_A.", "")
-                served.state_dict()[weight].copy_(base[weight] + lora.lora_alpha / lora.r * (b @ a))
+            for copy, trained in zip(served.parameters(), peft.parameters(), strict=True):
+                copy.copy_(trained)
         places = range(step * batch, (step + 1) * batch)
         prompts = [prompt_at(place) for place in places]
         requests = [

@@ -56,11 +56,15 @@ CLAIMS: Final = (
     ),
     PublishedClaim("Refilling such groups helps", "DAPO", ("evidence.f.*.with-refill",), ("f-sums",)),
     PublishedClaim("Ten updates of a batch are poorer than one", P2, ("evidence.f.*.with-i*",), ("f-sums",)),
+    PublishedClaim("A refreshed reference policy helps", P2, ("evidence.f.*.with-KL*",), ("f-sums",)),
     PublishedClaim(
         "A lagging server is 1.35 × as fast by the clock", P2, ("evidence.c.*",), ("c-sums",)
     ),
     PublishedClaim("Replay halves the samples", OURS, ("evidence.d.*",), ("d-sums", "d-sorting")),
-    PublishedClaim("Publishing by drift or cost chooses better moments", OURS, ("evidence.b.*",), ("b-changing",)),
+    PublishedClaim(
+        "Publishing by drift or cost chooses better moments", OURS, ("evidence.b.*",),
+        ("b-changing", "b-conditions", "b-conditions-8"),
+    ),
     PublishedClaim("The answers of others help", OURS, ("evidence.e.*",), ("e-sums",)),
     PublishedClaim("Shrunk advantages help small groups", OURS, ("evidence.g.*",), ("g-sums",)),
     PublishedClaim(

@@ -48,10 +48,6 @@ def test_patterns_and_paths_are_refused_with_a_sentence(targets: object, says: s
             "reference.refresh_every = 5: with adapter.rank = 8 the reference policy is the model without its adapter",
         ),
         ({"adapter": {"rank": 8}, "sync": {"anchor_every": 5}}, "sync.anchor_every = 5: with adapter.rank = 8 every"),
-        (
-            {"adapter": {"rank": 8}, "engine": {"kind": "hf"}},
-            "model.serve = 'bfloat16': engine.kind = 'hf' merges adapters into its weights, and 16 bits are too coarse",
-        ),
         ({"adapter": {"rank": 8, "dropout": 0.1}}, "adapter.dropout is not a setting"),
         ({"adapter": {"rank": -1}}, "adapter.rank = -1"),
         ({"lora_rank": 8}, "did you mean 'adapter.rank'?"),

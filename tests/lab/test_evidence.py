@@ -7,8 +7,10 @@ import pytest
 
 from lab.learning.evidence.arms import RATES, TUNING, EvidenceArm
 from lab.learning.evidence.block_claims import CLAIMS, groups_to_goal, seconds_to_goal
-from lab.learning.evidence.blocks import BLOCKS, Block
+from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, P2_BASES, Block
+from lab.learning.evidence.cells import make_config
 from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, judge
+from lab.learning.evidence.regret import regret_figures
 from lab.learning.evidence.rows import EvidenceRow, Key, area, final
 from lab.learning.evidence.tasks import TASKS
 from lab.learning.statistics import Interval, holm_levels, p_value, student_limit, student_tail
@@ -120,15 +122,13 @@ def test_tuning_comes_before_reported_seeds_and_the_grid_grows_at_an_edge() -> N
 
 def test_every_block_has_claims_about_its_own_arms() -> None:
     """With made-up cells in which nothing differs but the seed, no claim of a difference holds."""
-    assert BLOCKS.keys() == CLAIMS.keys()
+    assert {*BLOCKS} == {*CLAIMS, *CONDITION_BLOCKS}
     for block in BLOCKS.values():
         assert block.task in TASKS
-        done = {
-            key: row
-            for place, arm in enumerate(block.arms)
-            for key, row in (tuned(arm.name, arm.rate or 5e-4) | _reported(arm, block.seeds, place)).items()
-        }
+        done = _made_up(block)
         assert block.count_missing(done) == 0
+        if block.name in CONDITION_BLOCKS:
+            continue
         found = judge(list(CLAIMS[block.name](Cells(block, done))))
         figures = [figure(verdict) for verdict in found]
         assert len({one.id for one in figures}) == len(figures)
@@ -136,6 +136,37 @@ def test_every_block_has_claims_about_its_own_arms() -> None:
         assert all(one.n == block.seeds and one.note for one in figures)
         gains = [one for one in figures if one.goal in ("interval above 0", "interval above 1")]
         assert not [one.id for one in gains if one.holds and "concurrent" not in one.id]  # it is faster by assumption
+
+
+def _made_up(block: Block) -> dict[Key, EvidenceRow]:
+    return {
+        key: row
+        for place, arm in enumerate(block.arms)
+        for key, row in (tuned(arm.name, arm.rate or 5e-4) | _reported(arm, block.seeds, place)).items()
+    }
+
+
+def test_the_regret_is_that_of_the_worst_condition_against_its_best_fixed_lag() -> None:
+    blocks = [Cells(BLOCKS[name], _made_up(BLOCKS[name])) for name in CONDITION_BLOCKS]
+    for cells in blocks:
+        for key in cells.done:
+            cells.done[key]["curve"] = [0.5] * 6
+    second = blocks[1]
+    for seed in range(1, second.block.seeds + 1):
+        second.done["v5 at 0.001", 1e-3, seed]["curve"] = [0.8] * 6
+        second.done["drift at 0.001", 1e-3, seed]["curve"] = [0.7] * 6
+    by_rule = {one.id: one for one in regret_figures(blocks)}
+    assert by_rule["evidence.b.regret.drift"].measured == pytest.approx(0.1)
+    assert by_rule["evidence.b.regret.cost-1"].measured == pytest.approx(0.3)
+    assert "changing-8 at lr 0.001, best v5: +0.1000" in by_rule["evidence.b.regret.drift"].note
+
+
+def test_each_arm_of_the_table_of_p2_changes_one_setting() -> None:
+    settings = {arm.name: make_config(TASKS["sums"], arm, 5e-4, 1).model_dump() for arm in BLOCKS["f-sums"].arms}
+    for name, found in settings.items():
+        base = settings[P2_BASES.get(name, "plain")]
+        changed = [section for section in found if found[section] != base[section]]
+        assert len(changed) == (name != "plain"), (name, changed)
 
 
 def _reported(arm: EvidenceArm, seeds: int, place: int) -> dict[Key, EvidenceRow]:

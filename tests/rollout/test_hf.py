@@ -249,7 +249,7 @@ def test_stop_tokens_without_a_generation_config_come_from_the_model_config(dire
     assert stop_tokens(None, tokenizer) == (1,)
 
 
-def test_each_adapter_is_merged_into_the_base_and_not_into_the_previous_version(directory: Path) -> None:
+def test_each_adapter_replaces_the_previous_one_and_computes_as_if_merged(directory: Path) -> None:
     adapted = AdaptedModel.open(directory, rank=2)
     engine = HfEngine.start(directory, adapter=adapted.spec)
     sequence = [5, 6, 7, 8, 9, 10]

@@ -69,6 +69,16 @@ def test_twenty_lockstep_steps_are_those_of_an_independent_loop_bit_for_bit(mode
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_the_transformers_engine_serves_adapters_in_16_bits(model: Path, tmp_path: Path) -> None:
+    asked = asked_for(model, steps=3)
+    in_16_bits = asked.model.model_copy(update={"compute": "bfloat16", "serve": "bfloat16"})
+    events, _ = ran(asked.model_copy(update={"model": in_16_bits}), tmp_path / "run")
+    versions = [event["version"] for event in events if event["kind"] == EventKind.PUBLISHED]
+    lags = [event["lags"] for event in events if event["kind"] == EventKind.STEP]
+    assert versions == [0, 1, 2, 3] and len(lags) == 3, "every version passed its probe"
+    assert not any(lag for step in lags for lag in step), "and was used for the next step"
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(model: Path, tmp_path: Path, every: int) -> None:
     asked = asked_for(model, steps=6, sync={"every": every})

@@ -113,3 +113,26 @@ def test_a_listener_hears_of_a_change_and_of_nothing_else() -> None:
         assert now() == pytest.approx(4.0)
 
     on_desk(example)
+
+
+def test_a_wait_for_finished_groups_ends_with_the_last_one_and_earlier_if_none_is_generated() -> None:
+    async def example(desk: Desk) -> None:
+        now = asyncio.get_running_loop().time
+        taken = [lease.group_id for lease in await desk.take(4, "a")]
+        waiting = asyncio.create_task(desk.wait_for_finished(2, 5.0))
+        await asyncio.sleep(1.0)
+        await desk.finish(taken[:1])
+        await asyncio.sleep(1.0)
+        assert not waiting.done(), "one of two is not enough"
+        await desk.finish(taken[1:2])
+        await waiting
+        assert now() == pytest.approx(2.0)
+        await desk.wait_for_finished(4, 5.0)
+        assert now() == pytest.approx(7.0), "at most so long"
+        waiting = asyncio.create_task(desk.wait_for_finished(4, 5.0))
+        await asyncio.sleep(1.0)
+        await desk.give_back(taken[2:])
+        await waiting
+        assert now() == pytest.approx(8.0), "nothing is being generated"
+
+    on_desk(example, fresh=4)

@@ -26,6 +26,8 @@ class EvidenceArm:
     """What it changes, as in a configuration file."""
     rate: float | None = None
     """A learning rate that is given instead of tuned."""
+    rates: tuple[float, ...] = RATES
+    """The learning rates that tuning begins with."""
     use: Use | None = None
     """What it does with the answers of another model."""
     cost: float | None = None
@@ -42,7 +44,7 @@ class EvidenceArm:
         """
         if self.rate is not None or self.follow is not None:
             return []
-        rates = list(RATES)
+        rates = list(self.rates)
         for extension in range(EXTENSIONS + 1):
             missing = [key for rate in rates for seed in TUNING if (key := (self.name, rate, seed)) not in done]
             best = None if missing else self._best(rates, done)

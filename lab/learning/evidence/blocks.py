@@ -92,22 +92,30 @@ GROUP_SIZES: Final = tuple(
     for size in (2, 4, 8)
     for advantage in ("centred", "leave-one-out", "shrunk")
 )
+KL: Final = 0.04
+"""β of the arms of block f that have a reference policy."""
 P2: Final = tuple(
     EvidenceArm(
         name,
         {
             "sync": {"every": 10},
-            "objective": {"preset": "grpo-off-policy", "untested_lag": True, **changes},
+            "objective": {
+                "preset": "grpo-off-policy", "untested_lag": True, "zero_variance_mask": False, **changes,
+            },
             **settings,
         },
     )
     for name, settings, changes in (
-        ("grpo-off-policy", {}, {}),
+        ("plain", {}, {}),
         ("with mask", {}, {"zero_variance_mask": True}),
         ("with refill", {"sampler": {"refill": True}}, {}),
         ("with i = 10", {"updates_per_batch": 10}, {}),
+        ("with KL", {}, {"kl_coefficient": KL}),
+        ("with KL and refresh", {"reference": {"refresh_every": 20}}, {"kl_coefficient": KL}),
     )
-)
+)  # fmt: skip
+P2_BASES: Final = {"with KL and refresh": "with KL"}
+"""What an arm of block f is compared with, if not with the plain one."""
 
 HIGH_RATE: Final = tuple(
     replace(arm, rate=1e-3) for name in ("rec-oneside-nois", "rec-oneside-is") for arm in objective(name)[-1:]
@@ -149,11 +157,21 @@ TIMING: Final = tuple(
         *(replace(rule, name=f"{rule.name} {how}", follow=Follow(rule.name, how)) for how in ("shuffled", "even")),
     )
 )
+CONDITION_RATES: Final = (2.5e-4, 5e-4, 1e-3)
+FIXED_LAGS: Final = (1, 2, 5, 10, 20, 40)
+
+
+def at_rate(arm: str, rate: float) -> str:
+    """Return the name of an arm of block b in the condition with this learning rate."""
+    return f"{arm} at {rate:g}"
+
+
 CONDITIONS: Final = tuple(
-    replace(arm, name=f"{arm.name} at {rate:g}", rate=rate)
-    for rate in (2.5e-4, 5e-4, 1e-3)
-    for arm in (*map(fixed, (1, 2, 5, 10, 20, 40)), *RULES)
+    replace(arm, name=at_rate(arm.name, rate), rate=rate)
+    for rate in CONDITION_RATES
+    for arm in (*map(fixed, FIXED_LAGS), *RULES)
 )
+CONDITION_BLOCKS: Final = ("b-conditions", "b-conditions-8")
 WALL_CLOCK: Final = (
     *map(fixed, (1, 2, 5, 10, 20)),
     DRIFT,

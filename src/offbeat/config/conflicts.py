@@ -146,12 +146,6 @@ def _adapter_conflicts(config: Config) -> list[str]:
             f"sync.anchor_every = {config.sync.anchor_every}: with adapter.rank = {config.adapter.rank} every version "
             "is complete; remove it"
         )
-    if config.engine.kind == "hf" and config.run.mode != "offline" and config.model.serve != "float32":
-        # Its merged weights round to other log-probs than the trainer's base and adapter: every probe would fail.
-        found.append(
-            f"model.serve = {config.model.serve!r}: engine.kind = 'hf' merges adapters into its weights, and 16 bits "
-            "are too coarse for that; set model.serve = 'float32', or engine.kind = 'vllm'"
-        )
     return found
 
 

@@ -22,10 +22,11 @@ from offbeat.errors import EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling, Weights
 from offbeat.rollout.weight_checks import adapter_shapes, check_adapter
 from offbeat.seeds import derive
+from offbeat.trainer.adapter import attach, load_adapter
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.trainer.loading import read_model
 from offbeat.types import Completion, Finish, VersionSpan
-from offbeat.weights.adapter import AdapterSpec, layer_of, merged
+from offbeat.weights.adapter import AdapterSpec
 
 
 def sampled_from(logits_NV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
@@ -66,9 +67,14 @@ class HfEngine:
     holds_several: ClassVar = False
 
     def __init__(self, model: PreTrainedModel, *, version: int = 0, adapter: AdapterSpec | None = None) -> None:
-        """Serve a model. With `adapter`, versions are adapters of it, and each load merges one into its weights."""
+        """Serve a model. With `adapter`, versions are adapters of it, computed beside its weights as in the trainer."""
         self._model = model.eval()
-        self._merging = _Merging(model, adapter) if adapter else None
+        self._adapter_shapes: dict[str, list[int]] = {}
+        if adapter is not None:
+            shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+            self._adapter_shapes = adapter_shapes(shapes, adapter)
+            attach(model, adapter)
+            load_adapter(model, {name: torch.zeros(shape) for name, shape in self._adapter_shapes.items()})  # the base
         self._version: int | None = version
         self._in_use = asyncio.Lock()
         self._asleep: list[tuple[Tensor, Tensor]] = []
@@ -116,7 +122,7 @@ class HfEngine:
             self._awake()
             self._version = None
             try:
-                await asyncio.to_thread(self._merging or self._copy, dict(weights))
+                await asyncio.to_thread(self._copy_adapter if self._adapter_shapes else self._copy, dict(weights))
             except BaseException as error:  # the weights may be half copied, so the engine cannot be used any more
                 self._death = f"loading version {version} failed: {error}"
                 raise EngineDead(self._death) from error
@@ -163,6 +169,9 @@ class HfEngine:
             tensor.data = tensor.data.new_empty(0)
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()  # for other processes
+
+    def _copy_adapter(self, weights: dict[str, Tensor]) -> None:
+        load_adapter(self._model, dict(check_adapter(weights.items(), self._adapter_shapes)))
 
     @torch.inference_mode()
     def _copy(self, weights: dict[str, Tensor]) -> None:
@@ -252,24 +261,6 @@ class HfEngine:
         lines = torch.tensor([order[row.request.id] for row in rows], device=device)
         cache.batch_select_indices(lines)
         return logits_PV[lines], cache, present_PT[lines]
-
-
-class _Merging:
-    """Merges adapters into the weights of a model, each into the base's own values, of which it keeps a copy."""
-
-    def __init__(self, model: PreTrainedModel, spec: AdapterSpec) -> None:
-        state = model.state_dict(keep_vars=True)
-        self._spec = spec
-        self._shapes = adapter_shapes({name: list(tensor.shape) for name, tensor in state.items()}, spec)
-        changed = {f"{layer_of(name)}.weight" for name in self._shapes}
-        self._own = {name: state[name] for name in sorted(changed)}
-        self._base = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._own.items()}
-
-    @torch.inference_mode()
-    def __call__(self, adapter: dict[str, Tensor]) -> None:
-        checked = dict(check_adapter(adapter.items(), self._shapes))
-        for name, weight in merged(self._base.items(), checked, self._spec):
-            self._own[name].copy_(weight)
 
 
 @dataclass

@@ -5,6 +5,7 @@ Prompts of an evaluation go first. They need no admission, because nothing is tr
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from offbeat.rollout.prompt_leases import PromptLease, PromptLeases
 from offbeat.run.admission import Admission, Progress
@@ -13,6 +14,9 @@ from offbeat.run.scoring_counts import ScoringCounts
 from offbeat.run.waiting_line import WaitingLine, WaitingRequest
 from offbeat.scoring.tally import OutcomeCount
 from offbeat.types import Group, Json
+
+GATHERING_SECONDS: Final = 0.25
+"""Reading the log costs milliseconds, so the loop waits this long for all groups that it lacks, not for each one."""
 
 
 class Desk:
@@ -103,6 +107,12 @@ class Desk:
         if self._next_change is None:
             self._next_change = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._next_change], timeout=seconds)
+
+    async def wait_for_finished(self, count: int, seconds: float) -> None:
+        """Wait until so many groups are finished or none is being generated, at most this long."""
+        until = self._clock() + seconds
+        while self.finished < count and self._leases.count_out and (left := until - self._clock()) > 0:
+            await self.wait_for_change(left)
 
     @property
     def progress(self) -> Progress:

@@ -34,7 +34,7 @@ from offbeat.experience.sampler import Draw, Sampler
 from offbeat.experience.schema import Snapshot
 from offbeat.run.admission import Admission
 from offbeat.run.cadence import Cadence
-from offbeat.run.desk import Desk
+from offbeat.run.desk import GATHERING_SECONDS, Desk
 from offbeat.run.drawing import Drawing
 from offbeat.run.evaluation_rounds import EvaluationRounds
 from offbeat.run.evidence import PublishEvidence
@@ -176,7 +176,7 @@ class Loop:
             if waited > WAIT_NOTICE_SECONDS * 2**notices:
                 notices += 1
                 self.journal.write(EventKind.WAITING, k, why=self._describe_wait(k, missing, waited))
-            await self._wait_for_groups()
+            await self._wait_for_groups(missing)
         return None
 
     def _read_new_groups(self) -> bool:
@@ -185,11 +185,12 @@ class Loop:
         self.sampler.feed(rows)
         return len(rows) > 0
 
-    async def _wait_for_groups(self) -> None:
+    async def _wait_for_groups(self, missing: int) -> None:
         """Wait for a change. Time in which no group is being generated counts as loading, or as the loop itself."""
         idle_before = self.desk.idle_seconds
         with self.stopwatch.phase(Phase.GROUPS):
             await self.desk.wait_for_change(self.plan.poll_seconds)
+            await self.desk.wait_for_finished(self._finished_when_read + missing, GATHERING_SECONDS)
         idle_phase = Phase.LOADING if self.published == self.learner.step else Phase.ITSELF
         if self.plan.generates:
             self.stopwatch.move(self.desk.idle_seconds - idle_before, Phase.GROUPS, idle_phase)

@@ -136,6 +136,6 @@ class StepOutcome:
             if replayed:
                 continue
             rewards = [one.score.reward for one in group.completions if isinstance(one.score, Score)]
-            if group.oldest_version is not None and rewards:
-                found.setdefault(group.oldest_version, []).append(sum(rewards) / len(rewards))
+            if (version := group.oldest_version) is not None and rewards:
+                found.setdefault(version, []).append(sum(rewards) / len(rewards))
         return {str(version): [sum(means) / len(means), len(means)] for version, means in sorted(found.items())}

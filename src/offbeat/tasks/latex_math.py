@@ -13,8 +13,9 @@ from offbeat.verify.extract import boxed
 from offbeat.verify.latex import equivalent, final_formula
 
 INSTRUCTION: Final = r"Reason step by step, and put your final answer within \boxed{}."
-DEADLINE: Final = 1.5
-"""Seconds of CPU for one completion; an ordinary answer takes a few hundredths of a second."""
+DEADLINE: Final = 0.9
+"""Seconds of CPU for one completion; an ordinary answer takes a few hundredths of a second. An answer that fails is
+graded twice, and both times together stay below two seconds."""
 
 
 def correct(text: str, columns: Mapping[str, Json]) -> float:
@@ -68,7 +69,7 @@ def latex_math(
     """Make the task from one split of a dataset; evaluation asks its `test` split, if it has one.
 
     >>> latex_math(source="math.jsonl", slice_by="level").deadline
-    1.5
+    0.9
 
     `source`, `split` and `subset` are those of `data.load`; `instruction` follows each problem. `slice_by` is the
     column that the evaluation table is split by, for instance 'level'.

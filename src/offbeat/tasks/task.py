@@ -13,6 +13,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -37,6 +38,8 @@ FACTORIES: Final[Mapping[str, str]] = {
 """Task name → module:function, imported on first use. A factory takes JSON keyword options and returns a `Task`."""
 
 _ROUNDS: Final = 6
+_PROMPTS_KEPT: Final = 4096
+"""Prompts whose tokens are kept: small data sets are encoded once, not in every epoch."""
 _SETTINGS: Final = ("reward_range", "answer_fault", "deadline", "answer", "slice_by", "environment")
 _TRL_PARAMETERS: Final = {"completions", "prompts", "completion_ids"}
 
@@ -164,11 +167,12 @@ def prompt_at(task: Task, tokenizer: Tokenizer, seed: int) -> Callable[[int], Pr
     """Return a function from a position in the task's order to the prompt there, as tokens."""
     order = task.order(seed)
 
-    def at(position: int) -> Prompt:
-        example = task.examples[order.index(position)]
+    @lru_cache(_PROMPTS_KEPT)
+    def prompt(index: int) -> Prompt:
+        example = task.examples[index]
         return task.prompt(example, tokens(example.prompt, tokenizer))
 
-    return at
+    return lambda position: prompt(order.index(position))
 
 
 def make(name: str, options: Mapping[str, Json] | None = None) -> Task:
