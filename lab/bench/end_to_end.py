@@ -166,6 +166,9 @@ def figure(asked: Comparison, results: Results, bare: Sequence[Turn], job: Job) 
         notes.insert(3, f"one thread for each half; lag {middle(under, 'lag'):.1f} at the end of a turn")
     if not holds:
         notes.insert(0, reason(over, under, goal))
+        if "limit" in results and "limit" not in (asked.over, asked.under):
+            best = median(a.seconds / b.seconds for a, b in zip(over, results["limit"], strict=True))
+            notes.insert(1, f"{asked.over} over the limit of the machine itself is {best:.2f}")
     return Figure(
         f"throughput.1.{asked.name}{suffix}",
         f"{asked.what}, {setting(job)}",
@@ -211,8 +214,8 @@ def reason(over: Sequence[Turn], under: Sequence[Turn], goal: str) -> str:
     }
     worst = max(lost, key=lambda name: lost[name])
     return (
-        f"short mainly because of {worst}: {above.get(worst, 0.0):.2f} s over {below.get(worst, 0.0):.2f} s, where the "
-        f"goal is {needed:g} times"
+        f"short mainly because of {worst}: {above.get(worst, 0.0):.2f} s over {below.get(worst, 0.0):.2f} s, for a goal "
+        f"of {needed:g}"
     )
 
 
