@@ -214,8 +214,8 @@ def reason(over: Sequence[Turn], under: Sequence[Turn], goal: str) -> str:
     }
     worst = max(lost, key=lambda name: lost[name])
     return (
-        f"short mainly because of {worst}: {above.get(worst, 0.0):.2f} s over {below.get(worst, 0.0):.2f} s, for a goal "
-        f"of {needed:g}"
+        f"short mainly because of {worst}: {above.get(worst, 0.0):.2f} s over {below.get(worst, 0.0):.2f} s, for a "
+        f"goal of {needed:g}"
     )
 
 
