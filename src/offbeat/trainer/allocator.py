@@ -22,3 +22,13 @@ def keep_freed_memory() -> bool:
         return False
     # One arena: memory that one thread freed is there for all others.
     return all([mallopt(_ARENA_MAX, 1), mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, _NEVER)])
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the system, once: what a checkpoint's copy needed is not needed in the next step.
+
+    Memory that is kept lies in pieces between what training allocates: every copy would make the process larger.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

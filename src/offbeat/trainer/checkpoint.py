@@ -32,6 +32,7 @@ from torch import Tensor
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
 from offbeat.storage.files import FileLock, LockHeld, fsync_paths
 from offbeat.storage.local import LocalStore
+from offbeat.trainer.allocator import return_freed_memory
 from offbeat.trainer.checkpoint_files import (
     MANIFEST,
     CheckpointManifest,
@@ -200,6 +201,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                 f"a checkpoint could not be written to {self._directory}: {error}. Earlier checkpoints are intact; "
                 "free disk space or fix the disk, then resume the run"
             ) from error
+        if writing is not None:
+            return_freed_memory()
 
     def newest(self) -> Checkpoint | None:
         """Return the newest complete checkpoint of this run, or None. Damaged ones are renamed to `damaged-…`.
