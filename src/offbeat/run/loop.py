@@ -186,7 +186,7 @@ class Loop:
         return len(rows) > 0
 
     async def _wait_for_groups(self, missing: int) -> None:
-        """Wait for a change, and a moment for all missing groups. Idle time counts as loading, or as the loop itself."""
+        """Wait for a change, and shortly for all missing groups. Idle time counts as loading, or as the loop itself."""
         idle_before = self.desk.idle_seconds
         with self.stopwatch.phase(Phase.GROUPS):
             await self.desk.wait_for_change(self.plan.poll_seconds)
