@@ -161,7 +161,10 @@ def torchrl(turns: Turns, job: Job) -> None:
             parts = [
                 generator(TensorDict({("tokens", "prompt"): part}, [len(part)])) for part in prompts.split(at_once)
             ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        found = parts[0] if len(parts) == 1 else torch.cat(parts)
+        # Rarely an answer has a padding token all the same, and the wrapper cuts it out: another takes its place.
+        whole = [i for i, one in enumerate(found.unbind(0)) if len(one["tokens", "response"]) == job.completion]
+        return found if len(whole) == rows else found[torch.tensor([i if i in whole else whole[0] for i in range(rows)])]
 
     while more:
         chosen = (torch.arange(job.groups) + step * job.groups) % len(token_ids)
