@@ -11,13 +11,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lab.bench.end_to_end_arms import TOKENS_TOGETHER, Job
 from lab.bench.training_arms import DTYPE, DTYPE_NAME
 from lab.fixtures import smollm2
 from lab.fixtures.forced_lengths import lottery
 from lab.fixtures.gates import Turns
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 LOGITS_TOGETHER: Final = 8192
 """Tokens that TorchRL generates in one call. It keeps float32 logits of all of them, 200 kB each, three times."""
@@ -122,6 +125,12 @@ def trl(turns: Turns, job: Job, *, defaults: bool) -> None:
         trainer.train()
 
 
+def _of_full_length(found: "TensorDict", tokens: int) -> "TensorDict":
+    """Return answers of so many tokens. Rarely one has a padding token all the same, which TorchRL's wrapper cuts out."""
+    full = [i for i, one in enumerate(found.unbind(0)) if len(one["tokens", "response"]) == tokens]
+    return found if len(full) == len(found) else found[[i if i in full else full[0] for i in range(len(found))]]
+
+
 def torchrl(turns: Turns, job: Job) -> None:
     """Train with the parts of TorchRL's recipe: a wrapper that generates, `MCAdvantage`, and `GRPOLoss`.
 
@@ -161,10 +170,7 @@ def torchrl(turns: Turns, job: Job) -> None:
             parts = [
                 generator(TensorDict({("tokens", "prompt"): part}, [len(part)])) for part in prompts.split(at_once)
             ]
-        found = parts[0] if len(parts) == 1 else torch.cat(parts)
-        # Rarely an answer has a padding token all the same, and the wrapper cuts it out: another takes its place.
-        whole = [i for i, one in enumerate(found.unbind(0)) if len(one["tokens", "response"]) == job.completion]
-        return found if len(whole) == rows else found[torch.tensor([i if i in whole else whole[0] for i in range(rows)])]
+        return _of_full_length(parts[0] if len(parts) == 1 else torch.cat(parts), job.completion)
 
     while more:
         chosen = (torch.arange(job.groups) + step * job.groups) % len(token_ids)
