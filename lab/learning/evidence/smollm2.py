@@ -10,7 +10,8 @@ A finished run is one line of `lab/learning/evidence/smollm2.jsonl`, with its se
 import json
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Final, TypedDict, cast
 
@@ -23,10 +24,12 @@ from lab.learning.smollm2_run import TRAINED
 from lab.learning.statistics import Interval, difference
 from offbeat.run.journal import read
 
-ARMS: Final = {
-    "v1": "[sync]\nevery = 1",
-    "v10": "[sync]\nevery = 10",
-    "replay": "[sync]\nevery = 1\n[sampler]\nmode = 'replay'\nshare = 0.5\nreuse_budget = 4",
+Settings = tuple[str, ...]
+"""What an arm changes, as in `offbeat train --set`."""
+ARMS: Final[dict[str, Settings]] = {
+    "v1": ("sync.every=1",),
+    "v10": ("sync.every=10",),
+    "replay": ("sync.every=1", "sampler.mode=replay", "sampler.share=0.5", "sampler.reuse_budget=4"),
 }
 SEEDS: Final = (1, 2, 3, 4, 5)
 STEPS: Final = 40
@@ -44,7 +47,6 @@ token_budget = 1024
 every = 10
 prompts = 48
 samples = 4
-{arm}
 """
 )
 
@@ -63,18 +65,38 @@ class SmolRow(TypedDict):
     commit: str
 
 
-def rows() -> dict[tuple[str, int], SmolRow]:
+Runs = dict[tuple[str, int], SmolRow]
+"""By arm and seed."""
+
+
+def rows(file: Path = FILE) -> Runs:
     """Return the finished runs."""
-    lines = FILE.read_text(encoding="utf-8").splitlines() if FILE.exists() else []
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return {(row["arm"], row["seed"]): row for row in map(json.loads, lines)}
 
 
-def run(arm: str, seed: int, steps: int = STEPS) -> SmolRow:
+def train_missing(arms: Mapping[str, Settings], file: Path, minutes: float) -> Runs:
+    """Train the runs that the file lacks, seed by seed, and start none after so many minutes. Return those it has."""
+    until, done = time.monotonic() + 60 * minutes, rows(file)
+    for seed in SEEDS:
+        for arm, settings in arms.items():
+            if (arm, seed) not in done and time.monotonic() < until:
+                done[arm, seed] = run(arm, settings, seed)
+                with file.open("a", encoding="utf-8") as kept:
+                    kept.write(json.dumps(done[arm, seed]) + "\n")
+                print(f"{arm}, seed {seed}: {done[arm, seed]['curve']}", flush=True)
+    if missing := len(arms) * len(SEEDS) - len(done):
+        print(f"{missing} runs are missing; the same command continues")
+    return done
+
+
+def run(arm: str, settings: Settings, seed: int, steps: int = STEPS) -> SmolRow:
     """Run `offbeat train` and read its journal."""
     with scratch() as place:
-        text = CONFIG.format(seed=seed, steps=steps, model=smollm2.directory(), arm=ARMS[arm])
+        text = CONFIG.format(seed=seed, steps=steps, model=smollm2.directory())
         (place / "run.toml").write_text(text, encoding="utf-8")
         words = [OFFBEAT, "train", str(place / "run.toml"), "--out", str(place / "run")]
+        words += [word for setting in settings for word in ("--set", setting)]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{arm}, seed {seed} ended with {done.returncode}:\n{done.stderr[-3000:]}")
@@ -96,13 +118,13 @@ def final(row: SmolRow) -> float:
     return fmean(row["curve"][-2:])
 
 
-def figures(done: dict[tuple[str, int], SmolRow]) -> list[Figure]:
+def figures(done: Runs) -> list[Figure]:
     """Return the final pass rates, and the differences from v = 1."""
     found, base = [], [final(done["v1", seed]) for seed in SEEDS]
     for arm in ARMS:
         arm_rows = [done[arm, seed] for seed in SEEDS]
         finals = [final(row) for row in arm_rows]
-        note = _describe(arm_rows)
+        note = describe(arm_rows)
         what = f"SmolLM2-135M on vLLM, {arm}: final pass@1"
         found.append(Figure(f"evidence.smollm2.{arm}", what, "stated", str(Interval.of(finals)), "", True, 5, note))
         if arm != "v1":
@@ -122,7 +144,8 @@ def figures(done: dict[tuple[str, int], SmolRow]) -> list[Figure]:
     return found
 
 
-def _describe(arm_rows: Sequence[SmolRow]) -> str:
+def describe(arm_rows: Sequence[SmolRow]) -> str:
+    """Return where the runs of an arm began, and what they took."""
     starts = fmean(row["curve"][0] for row in arm_rows)
     phases = sorted({phase for row in arm_rows for phase in row["seconds"]})
     seconds = {phase: fmean(row["seconds"].get(phase, 0.0) for row in arm_rows) for phase in phases}
@@ -138,20 +161,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="start no new run after this many minutes")
     options = parser.parse_args()
     if options.short:
-        print(run("replay", 101, steps=2))
+        print(run("replay", ARMS["replay"], 101, steps=2))
         return
-    until, done = time.monotonic() + 60 * options.minutes, rows()
-    for seed in SEEDS:
-        for arm in ARMS:
-            if (arm, seed) not in done and time.monotonic() < until:
-                done[arm, seed] = run(arm, seed)
-                with FILE.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(done[arm, seed]) + "\n")
-                print(f"{arm}, seed {seed}: {done[arm, seed]['curve']}", flush=True)
-    missing = len(ARMS) * len(SEEDS) - len(done)
-    if missing:
-        print(f"{missing} runs are missing; the same command continues")
-    else:
+    done = train_missing(ARMS, FILE, options.minutes)
+    if len(done) == len(ARMS) * len(SEEDS):
         record(*figures(done))
 
 

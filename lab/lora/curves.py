@@ -1,0 +1,52 @@
+"""Train adapters of SmolLM2-135M on vLLM at v = 1 and v = 10, beside full training: one-digit sums in words.
+
+    python -m lab.lora.curves --minutes 60    train missing runs, about ten minutes each; the same command continues;
+                                              rows lora.4.smollm2-* when all are there
+    python -m lab.lora.curves --short         one run of two steps, nothing kept
+
+The runs of full training are those of `python -m lab.learning.evidence.smollm2`, with the same seeds. An adapter has
+rank 8 and ten times their learning rate.
+"""
+
+from typing import Final
+
+from lab.figures import Figure, command_parser, record
+from lab.learning.evidence.rows import KEPT
+from lab.learning.evidence.smollm2 import ARMS as SETTINGS
+from lab.learning.evidence.smollm2 import FILE as FULL
+from lab.learning.evidence.smollm2 import SEEDS, Runs, describe, final, rows, run, train_missing
+from lab.learning.statistics import Interval, difference
+
+ADAPTER: Final = ("adapter.rank=8", "optimizer.learning_rate=5e-5")
+ARMS: Final = {name: (*ADAPTER, *SETTINGS[name]) for name in ("v1", "v10")}
+FILE: Final = KEPT / "lora-smollm2.jsonl"
+
+
+def figures(done: Runs, full: Runs) -> list[Figure]:
+    """Return the final pass rate of each arm, with its difference from full training where that is there."""
+    found = []
+    for arm in ARMS:
+        arm_rows = [done[arm, seed] for seed in SEEDS]
+        finals = [final(row) for row in arm_rows]
+        beside = [final(full[arm, seed]) for seed in SEEDS if (arm, seed) in full]
+        apart = f"; minus full training {difference(finals, beside)}" if len(beside) == len(SEEDS) else ""
+        what = f"SmolLM2-135M on vLLM, adapter of rank 8, {arm}: final pass@1"
+        note = describe(arm_rows) + apart
+        found.append(Figure(f"lora.4.smollm2-{arm}", what, "stated", str(Interval.of(finals)), "", True, 5, note))
+    return found
+
+
+def main() -> None:
+    parser = command_parser(__doc__, short="one run of two steps; keep nothing")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no new run after this many minutes")
+    options = parser.parse_args()
+    if options.short:
+        print(run("v10", ARMS["v10"], 101, steps=2))
+        return
+    done = train_missing(ARMS, FILE, options.minutes)
+    if len(done) == len(ARMS) * len(SEEDS):
+        record(*figures(done, rows(FULL)))
+
+
+if __name__ == "__main__":
+    main()
