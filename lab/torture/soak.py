@@ -20,6 +20,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from lab.bench.driver import InstantLearner
 from lab.figures import Figure, command_parser, machine, report
 from lab.fixtures.groups import RULES, make_group
@@ -172,7 +174,8 @@ def soak_rows(samples: Sequence[Sample], steps: int) -> list[Figure]:
         return sum(one.manifests for one in part) / len(part)
 
     def growth(part: Sequence[Sample]) -> float:
-        return (part[-1].data - part[0].data) / (part[-1].step - part[0].step)
+        slope, _ = np.polyfit([one.step for one in part], [one.data for one in part], 1)
+        return float(slope)
 
     warm = next(one for one in samples if one.step >= min(WARM, steps // 25))
     memory = max(one.memory for one in final) / warm.memory

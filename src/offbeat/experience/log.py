@@ -42,7 +42,7 @@ from offbeat.experience.score_join import FeedbackTally, ScoreJoin
 from offbeat.experience.validation import ValidationRules, group_named_by, validate_group, validate_late_score
 from offbeat.types import Group
 
-REMEMBERED: Final = 65_536
+REMEMBERED: Final = 8_192
 """Group ids that a writer remembers having appended."""
 
 
