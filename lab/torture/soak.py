@@ -46,6 +46,7 @@ from offbeat.run.health import Health
 from offbeat.run.journal import FileJournal, Stopwatch
 from offbeat.run.loop import Loop
 from offbeat.run.protocols import RunPlan
+from offbeat.trainer.allocator import share_freed_memory
 from offbeat.types import Group, Score, VersionSpan
 
 FULL: Final = 50_000
@@ -128,6 +129,7 @@ def _newest_manifest(table: Table) -> int:
 
 async def soak(place: Path, steps: int) -> list[Sample]:
     """Train so many steps and return samples."""
+    share_freed_memory()  # as every run does
     clock = asyncio.get_running_loop().time
     admission = ConcurrentAdmission(LAG, BATCH)
     leases = PromptLeases(lambda at: make_group(at % 8, tokens=1).prompt, name="r", seed=0, seconds=60)

@@ -25,6 +25,7 @@ from offbeat.run.loop import Loop
 from offbeat.run.preparation import Preparation
 from offbeat.run.sinks import open_journal
 from offbeat.scoring.pool import ScoringPool
+from offbeat.trainer.allocator import share_freed_memory
 from offbeat.types import Json
 from offbeat.weights.subscriber import Subscription
 
@@ -40,6 +41,7 @@ def train(config: Config, directory: RunDirectory, *, watching: Callable[[Mappin
         started: Called with the loop before it runs; `Loop.stop` ends the run early.
         lock: The lock of the directory, if the caller has taken it; it is released at the end.
     """
+    share_freed_memory()
     with lock or RunLock(directory), ExitStack() as stack:
         with paused_collector():  # transformers imports the model's code
             local = LocalRun(config, directory, stack, watching)

@@ -30,12 +30,14 @@ from offbeat.run.journal import Journal, record_failure
 from offbeat.run.loop import Loop
 from offbeat.run.ray import WORKER_SLOT
 from offbeat.run.sinks import open_journal
+from offbeat.trainer.allocator import share_freed_memory
 from offbeat.types import Json
 
 
 def train(config: Config, directory: RunDirectory, *, watching: Callable[[Mapping[str, Json]], None] | None = None,
           started: Callable[[Loop], None] | None = None, lock: RunLock | None = None) -> Ledger:  # fmt: skip
     """Train on Ray, with the arguments of `offbeat.run.local.train`."""
+    share_freed_memory()
     with (
         lock or RunLock(directory),
         open_journal(directory, config.run.sinks, watching) as journal,
