@@ -5,8 +5,9 @@
     python -m lab.torture.soak --saturate 600           the writer alone, for so many seconds: row hardening.4.writer
 
 The loop, the desk, the sampler, the journal and both sides of the experience log are the run's own, with real Lance and
-real compaction. The trainer and the engine return at once, so a step takes milliseconds instead of seconds, and
-clean-up keeps old versions for seconds instead of minutes.
+real compaction. The trainer and the engine return at once, so a step takes milliseconds instead of seconds; compaction
+looks at the tables ten times a second instead of every five seconds, and clean-up keeps old versions for seconds
+instead of minutes. Memory is that of the steps; the ledger at the end of the run is stated beside it.
 """
 
 import asyncio
@@ -56,6 +57,7 @@ SAMPLES: Final = 400
 WARM: Final = 2_000
 """The step whose memory later ones are compared with; a twenty-fifth of a shorter soak."""
 KEEP: Final = timedelta(seconds=20)
+TIDY_SECONDS: Final = 0.1
 MANIFEST_GOAL, MEMORY_GOAL, FRAGMENT_GOAL = 1.1, 1.2, 2_000
 
 
@@ -149,7 +151,7 @@ async def soak(place: Path, steps: int) -> list[Sample]:
         loop = Loop(plan, log, Sampler(Fresh(), SamplerLimits(BATCH, LAG), seed=0), desk, admission,
                     Fleet(member, ["0"], desk, journal, fruitless=3), learner, Fixed(1), journal, Health(()),
                     Stopwatch(clock), clock, rounds)  # fmt: skip
-        with Maintenance(log.tables, every=1.0, keep=KEEP):
+        with Maintenance(log.tables, every=TIDY_SECONDS, keep=KEEP):
             running = asyncio.create_task(loop.run())
             began = time.monotonic()
             while not running.done():
@@ -159,6 +161,7 @@ async def soak(place: Path, steps: int) -> list[Sample]:
                     if len(samples) % (SAMPLES // 20) == 1:
                         print(f"{samples[-1]}, {learner.step / (time.monotonic() - began):.1f} steps/s", flush=True)
             ledger = await running
+            samples.append(Sample.take(learner.step, log.tables))
     ledger.check()
     return samples
 
@@ -180,7 +183,7 @@ def soak_rows(samples: Sequence[Sample], steps: int) -> list[Figure]:
         return float(slope)
 
     warm = next(one for one in samples if one.step >= min(WARM, steps // 25))
-    memory = max(one.memory for one in final) / warm.memory
+    memory = max(one.memory for one in final if one.step < steps) / warm.memory
     grown, kept = manifest(final) / manifest(second), growth(final) / growth(second)
     note = f"{steps} steps; {machine()}"
     return [
@@ -191,7 +194,8 @@ def soak_rows(samples: Sequence[Sample], steps: int) -> list[Figure]:
                round(kept, 3), "times", kept <= MANIFEST_GOAL, steps,
                f"{growth(second):.0f} and {growth(final):.0f} bytes a step, {note}"),
         Figure("hardening.4.memory", f"resident memory of the driver, last tenth against step {warm.step}", "≤ 1.2",
-               round(memory, 3), "times", memory <= MEMORY_GOAL, steps, f"{warm.memory >> 20} MiB then, {note}"),
+               round(memory, 3), "times", memory <= MEMORY_GOAL, steps,
+               f"{warm.memory >> 20} MiB then; {samples[-1].memory >> 20} MiB with the ledger of the end, {note}"),
     ]  # fmt: skip
 
 
