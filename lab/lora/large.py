@@ -38,6 +38,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "workers": {"count": 1, "groups_at_once": GROUPS},
     "trainer": {"token_budget": PROMPT + SIZE * COMPLETION, "checkpoint_activations": True},
     "evaluation": {"every": 0},
+    "run": {"silence": 600.0},
 }
 
 
