@@ -1,16 +1,19 @@
 """A table that a log has lost is an error that names it. Only a log that never held anything is created."""
 
+import itertools
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lab.fixtures.groups import make_group
 from offbeat.errors import LogReadError
+from offbeat.experience import schema
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.reader import LogReader
-from offbeat.experience.schema import SCHEMAS
+from offbeat.experience.schema import SCHEMAS, lost_tables
 
 
 def _fill(place: Path) -> None:
@@ -58,3 +61,26 @@ def test_tables_without_the_first_one_are_a_lost_log_even_if_they_are_empty(tmp_
     shutil.rmtree(tmp_path / "groups.lance")
     with pytest.raises(LogReadError, match=r"has lost groups\.lance"):
         ExperienceLog.open(tmp_path)
+
+
+def test_a_log_that_another_process_creates_at_this_moment_has_lost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[str] = []
+    turns: Iterator[int] = iter(())
+
+    def other_process() -> None:
+        """Create some more tables; the first append follows the last table."""
+        created.extend(list(SCHEMAS)[len(created) :][: next(turns, 0)])
+
+    def exists(uri: str, options: object = None) -> bool:
+        other_process()
+        return Path(uri).stem in created
+
+    def written_versions(uri: str, options: object = None) -> int:
+        other_process()
+        return 2 if len(created) == len(SCHEMAS) else 1
+
+    monkeypatch.setattr(schema, "exists", exists)
+    monkeypatch.setattr(schema, "written_versions", written_versions)
+    for pace in itertools.product(range(5), repeat=6):
+        created, turns = [], iter(pace)
+        assert lost_tables("log") == [], f"tables that appear before each look: {pace}"
