@@ -139,7 +139,8 @@ def share_of_sync(turns: Sequence[Turn], job: Job) -> Figure:
         median(shares) <= SHARE_GOAL,
         len(shares),
         f"median of {len(shares)} rounds, range {min(shares):.2f} to {max(shares):.2f}; sync is the trainer's probe, "
-        f"the publish, the load and the engine's probe; v1 {by_phase(turns)}; {machine()}",
+        f"the publish, the load and the engine's probe, one after the other on the "
+        f"cores that also train and generate; v1 {by_phase(turns)}; {machine()}",
     )
 
 

@@ -28,6 +28,12 @@ from lab.figures import ROOT, Figure, command_parser, machine, report
 from offbeat.experience.index import Columns
 from offbeat.experience.log import ExperienceLog
 
+REASONS = {
+    "replay": "; drawing by weight over the whole past adds to the reading",
+    "offline": "; the groups of a batch lie anywhere in the log",
+}
+"""By mode, what its batches cost more than fresh ones."""
+
 
 def start_process(*arguments: str) -> "subprocess.Popen[str]":
     """Start one of the processes of `sampler_processes.py`."""
@@ -69,8 +75,7 @@ def sample(short: bool) -> bool:
             draws,
             f"wall time, median {found['p50']:.1f} ms; p99 of the draw alone {found['draw']:.1f} ms; processor time of "
             f"all threads {found['processor p50']:.1f} ms median, {found['processor p99']:.1f} ms p99; "
-            f"file cache warm, local disk, after gc.freeze(), {machine()}"
-            + ("; drawing by weight over the whole past adds to the reading" if mode == "replay" else ""),
+            f"file cache warm, local disk, after gc.freeze(), {machine()}" + REASONS.get(mode, ""),
         )
         for mode, found in took.items()
     ]

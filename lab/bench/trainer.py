@@ -211,7 +211,8 @@ def limit(short: bool) -> bool:
             median(cores) >= 1.8,
             len(cores),
             f"median of rounds, {spread(cores)}; matrix products alone "
-            f"{median(one.processor / one.wall for one in times['products']):.2f}; 2 threads, {machine()}",
+            f"{median(one.processor / one.wall for one in times['products']):.2f}; the rest of a step keeps "
+            f"one core waiting; 2 threads, {machine()}",
         ),
         plain_figure(shape, times),
     ]

@@ -10,11 +10,11 @@ rank 8 and ten times their learning rate.
 
 from typing import Final
 
-from lab.figures import Figure, command_parser, record
+from lab.figures import Figure
 from lab.learning.evidence.rows import KEPT
 from lab.learning.evidence.smollm2 import ARMS as SETTINGS
 from lab.learning.evidence.smollm2 import FILE as FULL
-from lab.learning.evidence.smollm2 import SEEDS, Runs, describe, final, rows, run, train_missing
+from lab.learning.evidence.smollm2 import SEEDS, Runs, command, describe, final, rows, sweep_parser
 from lab.learning.statistics import Interval, difference
 
 ADAPTER: Final = ("adapter.rank=8", "optimizer.learning_rate=5e-5")
@@ -22,9 +22,9 @@ ARMS: Final = {name: (*ADAPTER, *SETTINGS[name]) for name in ("v1", "v10")}
 FILE: Final = KEPT / "lora-smollm2.jsonl"
 
 
-def figures(done: Runs, full: Runs) -> list[Figure]:
+def figures(done: Runs) -> list[Figure]:
     """Return the final pass rate of each arm, with its difference from full training where that is there."""
-    found = []
+    found, full = [], rows(FULL)
     for arm in ARMS:
         arm_rows = [done[arm, seed] for seed in SEEDS]
         finals = [final(row) for row in arm_rows]
@@ -36,17 +36,5 @@ def figures(done: Runs, full: Runs) -> list[Figure]:
     return found
 
 
-def main() -> None:
-    parser = command_parser(__doc__, short="one run of two steps; keep nothing")
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no new run after this many minutes")
-    options = parser.parse_args()
-    if options.short:
-        print(run("v10", ARMS["v10"], 101, steps=2))
-        return
-    done = train_missing(ARMS, FILE, options.minutes)
-    if len(done) == len(ARMS) * len(SEEDS):
-        record(*figures(done, rows(FULL)))
-
-
 if __name__ == "__main__":
-    main()
+    command(sweep_parser(__doc__).parse_args(), ARMS, FILE, figures)

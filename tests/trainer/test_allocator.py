@@ -1,4 +1,4 @@
-"""Freed memory stays with the process for the next step, until it is returned."""
+"""Freed memory stays with the process for the next step and for all its threads, until it is returned."""
 
 import subprocess
 import sys

@@ -10,7 +10,8 @@ A finished run is one line of `lab/learning/evidence/smollm2.jsonl`, with its se
 import json
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Final, TypedDict, cast
@@ -156,17 +157,25 @@ def describe(arm_rows: Sequence[SmolRow]) -> str:
     )
 
 
-def main() -> None:
-    parser = command_parser(__doc__, short="one run of two steps; keep nothing")
+def sweep_parser(doc: str | None) -> ArgumentParser:
+    """Return the parser of a command that trains runs until its time is up."""
+    parser = command_parser(doc, short="one run of two steps; keep nothing")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no new run after this many minutes")
-    options = parser.parse_args()
+    return parser
+
+
+def command(
+    options: Namespace, arms: Mapping[str, Settings], file: Path, figures: Callable[[Runs], list[Figure]]
+) -> None:
+    """Train the runs of these arms that the file lacks, and record their figures when all are there."""
     if options.short:
-        print(run("replay", ARMS["replay"], 101, steps=2))
+        last = list(arms)[-1]
+        print(run(last, arms[last], 101, steps=2))
         return
-    done = train_missing(ARMS, FILE, options.minutes)
-    if len(done) == len(ARMS) * len(SEEDS):
+    done = train_missing(arms, file, options.minutes)
+    if len(done) == len(arms) * len(SEEDS):
         record(*figures(done))
 
 
 if __name__ == "__main__":
-    main()
+    command(sweep_parser(__doc__).parse_args(), ARMS, FILE, figures)

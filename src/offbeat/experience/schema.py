@@ -247,8 +247,8 @@ def lost_tables(root: str, storage_options: Mapping[str, str] | None = None) -> 
     uris = {name: f"{root}/{name}.lance" for name in SCHEMAS}
     # Tables are created in this order, and nothing is added before all exist: a first start may have been killed.
     # Look at the last one first: while another process creates the log, what is there is then always a beginning of it.
-    present = {name for name in reversed(SCHEMAS) if exists(uris[name], storage_options)}
-    there, missing = ([name for name in SCHEMAS if (name in present) == seen] for seen in (True, False))
+    there = [name for name in reversed(SCHEMAS) if exists(uris[name], storage_options)][::-1]
+    missing = [name for name in SCHEMAS if name not in there]
     if not there or not missing:
         return []
     unfinished = there == list(SCHEMAS)[: len(there)]
