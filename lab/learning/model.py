@@ -6,6 +6,7 @@
 The models are kept outside the repository.
 """
 
+import fcntl
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,15 +87,20 @@ LESSONS: Final = {
 
 
 def directory(lessons: Lessons = SUMS) -> Path:
-    """Return the model directory. The first call makes it."""
+    """Return the model directory. The first call makes it; other processes wait until it is whole."""
     place = KEPT / lessons.name
-    if not place.exists():
-        part = place.with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        save_tokenizer(part)
-        pretrain(part, lessons).save_pretrained(part)
-        part.rename(place)
+    if place.exists():
+        return place
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            part = place.with_suffix(".part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            save_tokenizer(part)
+            pretrain(part, lessons).save_pretrained(part)
+            part.rename(place)
     return place
 
 
