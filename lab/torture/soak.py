@@ -58,7 +58,9 @@ WARM: Final = 2_000
 """The step whose memory later ones are compared with; a twenty-fifth of a shorter soak."""
 KEEP: Final = timedelta(seconds=20)
 TIDY_SECONDS: Final = 0.1
-MANIFEST_GOAL, MEMORY_GOAL, FRAGMENT_GOAL = 1.1, 1.2, 2_000
+GROWTH_GOAL, MEMORY_GOAL, FRAGMENT_GOAL = 1.1, 1.2, 2_000
+SHORT_GROWTH_GOAL: Final = 1.5
+"""For a shorter soak: a tenth of it has one or two merges, so its mean depends on when they happen."""
 
 
 class InstantWorker:
@@ -184,15 +186,16 @@ def soak_rows(samples: Sequence[Sample], steps: int) -> list[Figure]:
 
     warm = next(one for one in samples if one.step >= min(WARM, steps // 25))
     memory = max(one.memory for one in final if one.step < steps) / warm.memory
+    goal = GROWTH_GOAL if steps >= FULL else SHORT_GROWTH_GOAL
     grown, kept = manifest(final) / manifest(second), growth(final) / growth(second)
     note = f"{steps} steps; {machine()}"
     return [
-        Figure("hardening.4.manifests", "manifest bytes that a commit writes, last tenth against the second", "≤ 1.1",
-               round(grown, 3), "times", grown <= MANIFEST_GOAL, steps,
+        Figure("hardening.4.manifests", "manifest bytes that a commit writes, last tenth against the second",
+               f"≤ {goal}", round(grown, 3), "times", grown <= goal, steps,
                f"{manifest(second):.0f} and {manifest(final):.0f} bytes in four tables; fragments are merged in "
                f"tiers, so a log ten times as long has a few more of them; {note}"),
-        Figure("hardening.4.tables", "table bytes that a step adds, last tenth against the second", "≤ 1.1",
-               round(kept, 3), "times", kept <= MANIFEST_GOAL, steps,
+        Figure("hardening.4.tables", "table bytes that a step adds, last tenth against the second", f"≤ {goal}",
+               round(kept, 3), "times", kept <= goal, steps,
                f"{growth(second):.0f} and {growth(final):.0f} bytes a step, {note}"),
         Figure("hardening.4.memory", f"resident memory of the driver, last tenth against step {warm.step}", "≤ 1.2",
                round(memory, 3), "times", memory <= MEMORY_GOAL, steps,
