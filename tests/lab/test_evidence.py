@@ -9,7 +9,7 @@ from lab.learning.evidence.arms import RATES, TUNING, EvidenceArm
 from lab.learning.evidence.block_claims import CLAIMS, groups_to_goal, seconds_to_goal
 from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, P2_BASES, Block
 from lab.learning.evidence.cells import make_config
-from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, judge
+from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, Paired, judge
 from lab.learning.evidence.regret import regret_figures
 from lab.learning.evidence.rows import EvidenceRow, Key, area, final
 from lab.learning.evidence.tasks import TASKS
@@ -44,7 +44,7 @@ def tuned(arm: str, best: float) -> dict[Key, EvidenceRow]:
 
 
 def claim(values: list[float], *edges: float) -> Claim:
-    return Claim("evidence.x", "", "", values, edges, "yes", "no", "")
+    return Claim("evidence.x", "", "", Paired(("one", "two"), values), edges, "yes", "no", "")
 
 
 def test_student_agrees_with_published_tables() -> None:

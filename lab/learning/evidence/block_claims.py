@@ -110,7 +110,7 @@ def reuse_claims(cells: Cells) -> Iterator[Claim]:
             f"evidence.d.{task}.{_slug(arm)}-samples",
             f"Generated groups until {GOAL}, {arm} over fresh 16 ({task})",
             f"interval below {HALF}",
-            [-x for x in cells.apart(arm, "fresh 16", lambda row: math.log(groups_to_goal(row)))],
+            cells.apart("fresh 16", arm, lambda row: math.log(groups_to_goal(row))),
             (-math.log(HALF),),
             "halves the samples",
             "does not halve the samples",

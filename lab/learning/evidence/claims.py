@@ -13,14 +13,22 @@ UNDECIDED: Final = "undecided"
 
 
 @dataclass(frozen=True)
+class Paired:
+    """One arm minus another, seed by seed."""
+
+    arms: tuple[str, str]
+    values: Sequence[float]
+    """One difference for each seed."""
+
+
+@dataclass(frozen=True)
 class Claim:
     """A statement about paired differences, with the words for each outcome."""
 
     id: str
     what: str
     rule: str
-    values: Sequence[float]
-    """One difference for each seed."""
+    paired: Paired
     edges: tuple[float, ...]
     """One margin, which the interval has to lie above or below; or two, between which it has to lie."""
     above: str
@@ -30,6 +38,10 @@ class Claim:
     note: str
     shown: Callable[[float], float] = float
     """From the scale of the values to the one that is reported."""
+
+    @property
+    def values(self) -> Sequence[float]:
+        return self.paired.values
 
     def p_value(self) -> float:
         """Return how surprising the values would be if the truth were at the margin that is nearest to a decision."""
@@ -87,9 +99,10 @@ class Cells:
         rate = self.block.arm(arm).best_rate(self.done)
         return [self.done[arm, rate, seed] for seed in range(1, self.block.seeds + 1)]
 
-    def apart(self, arm: str, other: str, of: Callable[[EvidenceRow], float] = final) -> list[float]:
+    def apart(self, arm: str, other: str, of: Callable[[EvidenceRow], float] = final) -> Paired:
         """Return one arm minus another, seed by seed."""
-        return [of(one) - of(two) for one, two in zip(self.of(arm), self.of(other), strict=True)]
+        pairs = zip(self.of(arm), self.of(other), strict=True)
+        return Paired((arm, other), [of(one) - of(two) for one, two in pairs])
 
     def describe(self, *arms: str) -> str:
         """Give learning rate, final pass rate, drift and lag of each arm."""
