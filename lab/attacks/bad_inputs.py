@@ -320,13 +320,14 @@ def main() -> int:
             if problem := judge(pair, outcome):
                 wrong.append(name)
                 print(f"{name}\n    {problem}", flush=True)
-    inputs = len({pair.name for pair in chosen})
+    inputs, partial = len({pair.name for pair in chosen}), arguments.short or bool(arguments.only)
     figure = Figure(
         "hardening.7", "commands on bad models, tasks and files that end with one sentence and the right exit code",
-        "all, of at least 120 pairs", tried - len(wrong), f"of {tried} pairs", not wrong and tried >= 120, tried,
+        "all, of at least 120 pairs", tried - len(wrong), f"of {tried} pairs",
+        not wrong and (partial or tried >= 120), tried,
         note=f"{inputs} bad inputs, {len({pair.command for pair in chosen})} commands, slowest {slowest:.1f} s",
     )  # fmt: skip
-    return 0 if report(arguments.short or bool(arguments.only), figure) else 1
+    return 0 if report(partial, figure) else 1
 
 
 if __name__ == "__main__":
