@@ -1,6 +1,8 @@
 """A run in one process, with real parts and a tiny model."""
 
 import stat
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.fixtures.own_learner import own_learner
 from lab.fixtures.tiny_model import save_model
 from offbeat.config import Config, parse
 from offbeat.errors import RunError
@@ -68,6 +71,21 @@ def parameters(directory: RunDirectory, config: Config) -> dict[str, torch.Tenso
         newest = checkpoints.newest()
         assert newest is not None
         return dict(newest.policy())
+
+
+def test_the_next_run_of_a_process_finds_the_memory_of_the_last_one_free(model: Path, tmp_path: Path) -> None:
+    asked, directory = config(model, steps=1), RunDirectory(tmp_path / "run")
+    directory.create(asked)
+    held: list[weakref.ref[torch.nn.Module]] = []
+    threads = threading.active_count()
+    train(
+        asked,
+        directory,
+        started=lambda loop: held.append(weakref.ref(own_learner(loop).rank.trainer.policy_model.model)),
+    )
+    assert [one() for one in held] == [None]
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("trainer")]
+    assert threading.active_count() <= threads
 
 
 def test_with_v_1_and_i_1_a_lockstep_run_is_synchronous_grpo_bit_for_bit(model: Path, tmp_path: Path) -> None:

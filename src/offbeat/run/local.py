@@ -42,7 +42,16 @@ def train(config: Config, directory: RunDirectory, *, watching: Callable[[Mappin
         lock: The lock of the directory, if the caller has taken it; it is released at the end.
     """
     share_freed_memory()
-    with lock or RunLock(directory), ExitStack() as stack:
+    with lock or RunLock(directory):
+        try:
+            return _train(config, directory, watching, started)
+        finally:
+            gc.collect()  # the parts of a run refer to each other and hold a model: the next run needs its memory
+
+
+def _train(config: Config, directory: RunDirectory, watching: Callable[[Mapping[str, Json]], None] | None,
+           started: Callable[[Loop], None] | None) -> Ledger:  # fmt: skip
+    with ExitStack() as stack:
         with paused_collector():  # transformers imports the model's code
             local = LocalRun(config, directory, stack, watching)
         gc.freeze()  # these objects live as long as the run: the collector need not visit them again
