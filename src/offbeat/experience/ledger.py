@@ -63,7 +63,7 @@ DROPS: Final = (Fate.EXPIRED, Fate.ZERO_VARIANCE, Fate.TOO_SMALL, Fate.SUPERSEDE
 _DROP_EVENTS: Final = {LedgerEventKind(fate.value): fate for fate in DROPS if fate is not Fate.LOST}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LedgerEvent:
     """One thing that happened to a group."""
 
@@ -99,7 +99,7 @@ class UpdateCount:
     """Steps whose groups are recorded with different numbers of updates."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GroupFate:
     """A group's fate, the steps it was trained at, and the cause if it was dropped."""
 
