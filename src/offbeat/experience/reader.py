@@ -256,7 +256,8 @@ class LogReader:
         recorded = self.tables.events.scan(0, now.events, columns)
         # That a stored group was started or lost says nothing more, and most events of a long run are of that kind.
         early = pc.is_in(recorded["event"], pa.array([LedgerEventKind.STARTED, LedgerEventKind.LOST]))
-        recorded = recorded.filter(pc.invert(pc.and_(early, pc.is_in(recorded["group_id"], pa.array(stored, pa.string())))))
+        of_stored = pc.is_in(recorded["group_id"], pa.array(stored, pa.string()))
+        recorded = recorded.filter(pc.invert(pc.and_(early, of_stored)))
         events: Iterable[LedgerEvent] = (
             LedgerEvent(group, event_kind(event), *fields)
             for group, event, *fields in zip(*(recorded[c].to_pylist() for c in columns), strict=True)
