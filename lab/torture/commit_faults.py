@@ -39,6 +39,8 @@ PLACES = [  # what a path inside the log is; the first match counts
     (re.compile(r"/data[>\"]"), "data directory"),
 ]
 ATTEMPTS = 30
+CALLS_TRIED = 8
+"""The fault hits one of so many first calls of a thread. On a busy machine a thread wakes others up before it writes."""
 
 
 def step_of(line: str, root: str) -> str | None:
@@ -181,7 +183,7 @@ def every_fault() -> list[Figure]:
             for attempt in range(ATTEMPTS * len(targets)):
                 if targets <= set(hits[fault]):
                     break
-                run = run_once(f"{injection}:when={1 + attempt % 4}", calls)
+                run = run_once(f"{injection}:when={1 + attempt % CALLS_TRIED}", calls)
                 runs += 1
                 problems += [f"{fault} at {run.hit}: {problem}" for problem in run.problems]
                 hits[fault].update(run.hit)
