@@ -40,7 +40,7 @@ PLACES = [  # what a path inside the log is; the first match counts
 ]
 ATTEMPTS = 30
 CALLS_TRIED = 8
-"""The fault hits one of so many first calls of a thread. On a busy machine a thread wakes others up before it writes."""
+"""The fault hits one of so many first calls of a thread: on a busy machine a thread wakes others before it writes."""
 
 
 def step_of(line: str, root: str) -> str | None:
