@@ -60,6 +60,22 @@ def test_a_program_that_has_no_cpu_pays_for_little() -> None:
     assert usage.waited > 0.5 * usage.wall and usage.own < 0.5 * usage.wall, usage
 
 
+VFORK = "import ctypes, os, time\nif ctypes.CDLL(None).vfork() == 0:\n    time.sleep(60)\n    os._exit(0)"
+"""Waits inside the kernel, for its child."""
+
+
+def test_a_program_cannot_look_starved_by_waiting_for_its_own_child() -> None:
+    usage = measure(VFORK, lambda usage: usage.own > 1.0)
+    assert usage.own > 1.0 and usage.waited < 0.5 * usage.wall, usage
+
+
+def test_a_wait_inside_the_kernel_counts_as_one_for_a_cpu_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter, "_children", lambda pid, tid: [])  # as if it waited for the lock of another process
+    monkeypatch.setattr(meter, "MOST_BLOCKED", 1.0)
+    usage = measure(VFORK, lambda usage: usage.wall > 3.0)
+    assert 0.9 < usage.waited < 2.0 and usage.own > 1.0, usage
+
+
 def test_children_that_ended_still_count() -> None:
     usage = measure(
         "import os\nwhile True:\n    if os.fork() == 0:\n        sum(range(3_000_000)); os._exit(0)\n    os.wait()",
@@ -109,7 +125,8 @@ def test_a_program_cannot_look_starved_by_children_that_nobody_counts(sandbox: S
 def test_a_program_with_many_processes_counts_as_starved_only_if_all_of_them_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meter.TreeMeter, "_look", lambda *_: (10**9, 0.0))  # a wait of a second ended at every look
+    ended = meter._Wait(ended=10**9)  # a wait of a second ended at every look
+    monkeypatch.setattr(meter.TreeMeter, "_look", lambda *_: ended)
     few, many = meter.MANY_PROCESSES, meter.MANY_PROCESSES + 1
     for highest, exact, starved in [(few, None, True), (many, None, False), (many, lambda: 0.0, True)]:
         monkeypatch.setattr(meter, "_pid_in_namespace", lambda pid, highest=highest: highest)

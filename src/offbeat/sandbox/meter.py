@@ -8,6 +8,9 @@ and one that is starved pays for neither.
 The kernel counts that wait for each thread in /proc/PID/task/TID/schedstat, and only when the wait ends; until then, a
 thread that is ready and whose counters stand still counts as waiting. Kernels without schedstat report no wait, and
 there a program is judged by the wall time.
+
+A thread can also wait inside the kernel, for a lock whose holder has no CPU: programs that start processes share the
+locks of the files that these map. Such a wait counts too, up to a limit, because a program may be able to cause it.
 """
 
 import os
@@ -19,6 +22,9 @@ from typing import Final
 
 SAMPLE_SECONDS: Final = 0.1
 """Between two looks at a tree. Waits of different threads count as one if they end between the same two looks."""
+MOST_BLOCKED: Final = 10.0
+"""Seconds inside the kernel that count as waiting. Longer ones count against the program, which thus cannot look
+starved for ever."""
 MANY_PROCESSES: Final = 500
 """An honest program starts fewer in all."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -38,7 +44,7 @@ class Usage:
     cpu: float
     """Seconds of CPU, of all processes together."""
     waited: float
-    """Seconds in which a thread was ready to run and had no CPU; at most `wall`."""
+    """Seconds in which a thread was ready to run and had no CPU, or waited inside the kernel; at most `wall`."""
 
     @property
     def served(self) -> float:
@@ -61,6 +67,18 @@ class _Thread:
     changed_at: float
 
 
+@dataclass(frozen=True)
+class _Wait:
+    """What a look at a thread shows."""
+
+    ended: int = 0
+    """Nanoseconds of waiting for a CPU that ended since the last look."""
+    pending: float = 0.0
+    """Seconds of such a wait that has not ended."""
+    blocked: bool = False
+    """True if it waited inside the kernel since the last look, and for none of its children, as after vfork."""
+
+
 class TreeMeter:
     """Measures a process and its descendants from now on. Call `read` every `SAMPLE_SECONDS`.
 
@@ -81,14 +99,14 @@ class TreeMeter:
         self._threads: dict[int, _Thread] = {}
         self._own_ticks: dict[int, int] = {}
         self._highest_pid = 0
-        self._waited = self._most_cpu = self._cpu_before = 0.0
-        self._started = time.monotonic()
+        self._waited = self._blocked = self._most_cpu = self._cpu_before = 0.0
+        self._started = self._looked = time.monotonic()
         self.read()
         self._waited, self._cpu_before, self._most_cpu = 0.0, self._most_cpu, 0.0
 
     def read(self) -> Usage:
         """Look at the tree now."""
-        now, summed, longest, pending = time.monotonic(), 0, 0, 0.0
+        now, summed, waits = time.monotonic(), 0, [_Wait()]
         for pid in _tree(self._pid):
             fields = _stat(f"/proc/{pid}/stat")
             if fields is None:
@@ -97,29 +115,30 @@ class TreeMeter:
                 self._highest_pid = max(self._highest_pid, _pid_in_namespace(pid))
             self._own_ticks[pid] = int(fields[11]) + int(fields[12])
             summed += self._own_ticks[pid] + int(fields[13]) + int(fields[14])
-            for tid in _numbers(f"/proc/{pid}/task"):
-                delayed, waiting = self._look(pid, tid, now)
-                longest, pending = max(longest, delayed), max(pending, waiting)
-        self._waited += longest / 1e9
-        wall = now - self._started
+            waits += [self._look(pid, tid, now) for tid in _numbers(f"/proc/{pid}/task")]
+        self._waited += max(one.ended for one in waits) / 1e9
+        if any(one.blocked for one in waits):
+            self._blocked = min(self._blocked + now - self._looked, MOST_BLOCKED)
+        waited = self._waited + self._blocked + max(one.pending for one in waits)
+        self._looked, wall = now, now - self._started
         cpu = self._exact() if self._exact else max(summed, sum(self._own_ticks.values())) / _TICKS
         self._most_cpu = max(self._most_cpu, cpu - self._cpu_before)
         innocent = self._exact is not None or self._highest_pid <= MANY_PROCESSES
-        return Usage(wall, self._most_cpu, min(self._waited + pending, wall) if innocent else 0.0)
+        return Usage(wall, self._most_cpu, min(waited, wall) if innocent else 0.0)
 
-    def _look(self, pid: int, tid: int, now: float) -> tuple[int, float]:
-        """Return the wait that ended since the last look in nanoseconds, and the seconds of one that has not ended."""
+    def _look(self, pid: int, tid: int, now: float) -> _Wait:
         try:
             ran, delayed = map(int, Path(f"/proc/{pid}/task/{tid}/schedstat").read_bytes().split()[:2])
         except (OSError, ValueError):
-            return 0, 0.0
+            return _Wait()
         seen = self._threads.setdefault(tid, _Thread(0, 0, now))
         if (ran, delayed) != (seen.ran, seen.delayed):
-            ended = delayed - seen.delayed
             self._threads[tid] = _Thread(ran, delayed, now)
-            return ended, 0.0
+            return _Wait(ended=delayed - seen.delayed)
         fields = _stat(f"/proc/{pid}/task/{tid}/stat")
-        return 0, now - seen.changed_at if fields is not None and fields[0] == "R" else 0.0
+        state = fields[0] if fields else ""
+        pending = now - seen.changed_at if state == "R" else 0.0
+        return _Wait(pending=pending, blocked=state == "D" and not _children(pid, tid))
 
 
 def descendants(pid: int) -> list[int]:
