@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -31,10 +32,12 @@ from numpy.typing import NDArray
 
 from offbeat.errors import LogReadError, LogWriteError
 from offbeat.experience.compaction import batch_rows, plan, row_ranges, without_versions, write_merged
-from offbeat.storage.files import fsync_paths, local_path
+from offbeat.storage.files import fsync_paths, local_path, taking_turns
 
 TAKE_ROWS: Final = 4_096
 """Up to so many rows are read by id. A scan looks at every row of the table, so it costs more the longer the log is."""
+TURN: Final = "_commit.lock"
+"""The file in a table's directory whose lock is held during a commit."""
 COMMIT_RETRIES: Final = 64
 """Commits that may be lost to other writers before an append fails. Each loss means another writer made progress."""
 MOST_VERSIONS: Final = 1_024
@@ -202,7 +205,10 @@ class Table:
         self, base: lance.LanceDataset, operation: lance.LanceOperation.BaseOperation, written: list[FragmentMetadata]
     ) -> lance.LanceDataset:
         self._force_data((file.path, file.file_size_bytes) for fragment in written for file in fragment.files)
-        with self._committing:
+        # Lance repeats a commit that another one has overtaken. Beside a fast writer a compaction, whose commits take
+        # longer, would be overtaken for ever.
+        turn = taking_turns(self._path / TURN) if self._path else nullcontext()
+        with self._committing, turn:
             committed = lance.LanceDataset.commit(
                 base,
                 operation,
