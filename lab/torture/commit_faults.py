@@ -13,6 +13,8 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
 from pathlib import Path
 
 from lab.figures import Figure
@@ -38,6 +40,8 @@ PLACES = [  # what a path inside the log is; the first match counts
     (re.compile(r"/data/"), "data file"),
     (re.compile(r"/data[>\"]"), "data directory"),
 ]
+CLEAN_RUNS = 3
+"""Without a fault. What all of them do are the steps of a commit: Lance writes a file in one piece or in two."""
 ATTEMPTS = 30
 CALLS_TRIED = 8
 """The fault hits one of so many first calls of a thread: on a busy machine a thread wakes others before it writes."""
@@ -171,11 +175,12 @@ def _hit_steps(lines: list[str], root: str) -> list[str]:
 
 def every_fault() -> list[Figure]:
     """Row experience.3.faults: break a commit at every step with every fault."""
-    clean = run_once(None, "")
-    wanted = [f"{step} {n}" for step, count in Counter(clean.steps).items() for n in range(1, count + 1)]
+    clean = [run_once(None, "") for _ in range(CLEAN_RUNS)]
+    always = reduce(and_, (Counter(run.steps) for run in clean))
+    wanted = [f"{step} {n}" for step, count in always.items() for n in range(1, count + 1)]
     hits: dict[str, Counter[str]] = {fault: Counter() for fault in FAULTS}
     endings: Counter[str] = Counter()
-    problems = list(clean.problems)
+    problems = [problem for run in clean for problem in run.problems]
     runs = 0
     for fault, injection in FAULTS.items():
         for name, calls in CALLS.items():

@@ -77,7 +77,8 @@ class Verdict:
 
     @property
     def numbers(self) -> str:
-        mean, low, high = (self.claim.shown(x) for x in (self.interval.mean, self.interval.low, self.interval.high))
+        mean = self.claim.shown(self.interval.mean)
+        low, high = sorted(map(self.claim.shown, (self.interval.low, self.interval.high)))  # a scale may be reversed
         return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
 
 
