@@ -42,7 +42,7 @@ PLACES = [  # what a path inside the log is; the first match counts
 ]
 CLEAN_RUNS = 3
 """Without a fault. What all of them do are the steps of a commit: Lance writes a file in one piece or in two."""
-ATTEMPTS = 30
+ATTEMPTS = 100
 CALLS_TRIED = 8
 """The fault hits one of so many first calls of a thread: on a busy machine a thread wakes others before it writes."""
 
