@@ -74,6 +74,16 @@ def _measured(row: dict[str, Any]) -> str:
     return f"{row['measured']} {row['unit']}".strip()
 
 
+def suite() -> str:
+    """The parts of the standing suite, as its last full run has kept them."""
+    parts = json.loads((ROOT / "lab" / "torture" / "suite.json").read_text(encoding="utf-8"))
+    failed = ["<br>".join(f"`{shown}`" for shown in one["failed"]) or "none" for one in parts]
+    lines = [
+        [one["part"], str(one["tries"]), str(one["seconds"]), shown] for one, shown in zip(parts, failed, strict=True)
+    ]
+    return table(["fault or attack", "tries", "median seconds", "failed"], lines)
+
+
 def transcript() -> str:
     """The quickstart in a new environment, as `lab/site/user_path.py quickstart` recorded it."""
     file = ROOT / "docs" / "quickstart-transcript.txt"
@@ -89,6 +99,7 @@ BUILDERS: dict[str, Callable[[], str]] = {
     **evidence_page.BUILDERS,
     "areas": areas,
     "shortfalls": shortfalls,
+    "suite": suite,
     "transcript": transcript,
 }
 

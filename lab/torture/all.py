@@ -1,6 +1,6 @@
 """The standing suite: every fault and every attack, in an order drawn from a seed, until the time is up.
 
-    python -m lab.torture.all --minutes 30            what a release runs; row hardening.9
+    python -m lab.torture.all --minutes 30            what a release runs; row hardening.9 and its table, suite.json
     python -m lab.torture.all --minutes 5 --seed 3    shorter, another order; shown and not recorded
     python -m lab.torture.all --list                  the parts, with their commands
 
@@ -9,6 +9,7 @@ and its exit code is the verdict. Every part is tried once before one is tried a
 in `suite-<seed>/`, in the current directory.
 """
 
+import json
 import random
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from typing import Final
 from lab.figures import ROOT, Figure, command_parser, report
 
 MINUTES: Final = 30
+TABLE: Final = Path(__file__).with_name("suite.json")
+"""What the last full run tried, part by part."""
 LIMIT_SECONDS: Final = 900.0
 """A part that takes longer has failed."""
 
@@ -113,6 +116,20 @@ def attempt(command: list[str]) -> str:
     return done.stdout or f"exit code {done.returncode}" if done.returncode else ""
 
 
+def keep(outcomes: dict[str, Outcome]) -> None:
+    """Write the table of docs/measured/hardening.md."""
+    table = [
+        {
+            "part": name,
+            "tries": len(one.seconds),
+            "seconds": round(median(one.seconds or [0.0])),
+            "failed": one.failures,
+        }
+        for name, one in outcomes.items()
+    ]
+    TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
 def figure(outcomes: dict[str, Outcome], minutes: float, seed: int) -> Figure:
     """Row hardening.9."""
     tried = sum(len(one.seconds) for one in outcomes.values())
@@ -144,6 +161,8 @@ def main() -> None:
         return
     outcomes = run(options.minutes, options.seed, Path(f"suite-{options.seed}"))
     print(*(f"{name:52} {outcome}" for name, outcome in outcomes.items()), sep="\n")
+    if options.minutes >= MINUTES:
+        keep(outcomes)
     sys.exit(not report(options.minutes < MINUTES, figure(outcomes, options.minutes, options.seed)))
 
 

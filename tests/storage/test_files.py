@@ -1,32 +1,36 @@
 """Processes of one machine take turns, and none waits for ever."""
 
-import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab.fixtures.processes import Send, fork, kill
 from offbeat.storage.files import taking_turns
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from offbeat.storage.files import taking_turns
+with taking_turns(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
 
 
 @contextmanager
 def held_elsewhere(path: Path, seconds: float) -> Iterator[None]:
     """Let another process have its turn for so long."""
-
-    def work(send: Send) -> None:
-        with taking_turns(path):
-            send("held")
-            time.sleep(seconds)
-
-    pid, pipe = fork(work)
-    try:
-        assert os.read(pipe, 5) == b"held\n"
-        yield
-    finally:
-        kill(pid)
-        os.waitpid(pid, 0)
-        os.close(pipe)
+    command = [sys.executable, "-c", HOLD, str(path), str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield
+        finally:
+            process.kill()
 
 
 def test_a_process_waits_for_the_turn_of_another(tmp_path: Path) -> None:
