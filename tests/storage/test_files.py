@@ -9,7 +9,6 @@ from pathlib import Path
 
 from offbeat.storage.files import taking_turns
 
-
 HOLD = """
 import sys, time
 from pathlib import Path
