@@ -101,7 +101,7 @@ def round_of(readers: int, versions: int, elements: int, pace: float) -> Cost:
 
 
 def cost(rounds: int, versions: int, pace: float) -> list[Figure]:
-    """Rows weights-rollout.6.cost and .wall: the cost of the publisher with 1 and with 32 readers, in turn."""
+    """Rows weights-rollout.6.calls, .cost and .wall: what a publish costs with 1 and with 32 readers, in turn."""
     elements = 40_000
     one: list[Cost] = []
     many: list[Cost] = []
@@ -120,7 +120,18 @@ def cost(rounds: int, versions: int, pace: float) -> list[Figure]:
         f"{median['writes'][0]:g} and {median['writes'][1]:g}, read calls {median['reads'][0]:g} and "
         f"{median['reads'][1]:g}; readers share the publisher's two cores, load average {os.getloadavg()[0]:.1f}"
     )
+    more_calls = sum(median[name][1] - median[name][0] for name in ("writes", "reads"))
     return [
+        Figure(
+            "weights-rollout.6.calls",
+            f"write and read calls of a publish with {MANY} readers − with 1",
+            "0",
+            more_calls,
+            "calls",
+            more_calls == 0,
+            2 * rounds * (versions - 1),
+            note,
+        ),
         Figure(
             "weights-rollout.6.cost",
             f"processor time of a publish with {MANY} readers ÷ with 1",

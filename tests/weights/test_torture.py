@@ -37,5 +37,4 @@ def test_late_joiners_and_killed_readers_cost_the_publisher_nothing() -> None:
     said = torture("fanout")
     assert "end with the last version: 8 of 8 readers" in said, said
     # Times depend on the load of the machine; the number of calls does not.
-    calls = re.search(r"write calls (\S+) and (\S+), read calls (\S+) and (\S+);", said)
-    assert calls and calls[1] == calls[2] and calls[3] == calls[4], said
+    assert "with 32 readers − with 1: 0.0 calls" in said, said
