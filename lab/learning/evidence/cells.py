@@ -13,6 +13,7 @@ from lab.fixtures.own_learner import own_learner
 from lab.learning import model
 from lab.learning.cells import SimulatedSeconds
 from lab.learning.evidence.arms import EvidenceArm
+from lab.learning.evidence.memory_run import train_in_memory
 from lab.learning.evidence.others import Others, Use, supervised
 from lab.learning.evidence.publishing import Scheduled
 from lab.learning.evidence.rows import EVERY, EvidenceRow
@@ -21,10 +22,7 @@ from lab.learning.watched_learner import ExactPassRate
 from offbeat.config import Config, parse
 from offbeat.errors import RunStopped
 from offbeat.run.build import load_tokenizer
-from offbeat.run.directory import RunDirectory
-from offbeat.run.journal import read
 from offbeat.run.learner import LocalLearner
-from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import Group, Json, StepContext
@@ -124,15 +122,15 @@ class _Cell:
     loop: Loop = field(init=False)
     admitted: dict[int, int] = field(default_factory=lambda: {0: 0})
     """Groups generated until each step."""
+    events: list[Mapping[str, Json]] = field(default_factory=list)
 
     def run(self, place: Path) -> EvidenceRow:
-        began, stopped, directory = time.monotonic(), "", RunDirectory(place)
-        directory.create(self.config)
+        began, stopped = time.monotonic(), ""
         try:
-            train(self.config, directory, started=self._watch, watching=self._count)
+            train_in_memory(self.config, place, started=self._watch, watching=self._note)
         except RunStopped as collapsed:  # a policy that gets nothing right cannot learn any more: a result, too
             stopped = str(collapsed)
-        row = self._row(list(read(directory.events)))
+        row = self._row(self.events)
         return row | {"seconds": round(time.monotonic() - began, 1), "stopped": stopped}
 
     def _watch(self, loop: Loop) -> None:
@@ -146,11 +144,12 @@ class _Cell:
         if arm.follow and self.followed:
             loop.cadence = Scheduled(arm.follow.gaps(self.followed["published"], self.config.steps, self.config.seed))
 
-    def _count(self, event: Mapping[str, Json]) -> None:
+    def _note(self, event: Mapping[str, Json]) -> None:
+        self.events.append(event)
         if event["kind"] == "step":
             self.admitted[cast(int, event["step"])] = self.loop.desk.admitted
 
-    def _row(self, events: list[dict[str, Json]]) -> EvidenceRow:
+    def _row(self, events: Sequence[Mapping[str, Json]]) -> EvidenceRow:
         taken = [event for event in events if event["kind"] == "step"]
         metrics = [cast("dict[str, float]", event["metrics"]) for event in taken]
         lags = [lag for event in taken for lag in cast("list[int]", event["lags"])]

@@ -94,10 +94,10 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
     with (
         context.open_log(vocabulary, name) as log,
         ScoringPool.of(task, workers=config.task.scorers, memory_mib=config.task.memory_mib) as pool,
+        context.subscribe(name) as policies,
     ):
-        made, policies = make_worker(context, name, prompts, pool, log, partial(start_engine, config))
-        with policies:
-            asyncio.run(_work(made, groups))
+        made = make_worker(context, name, prompts, pool, log, policies, partial(start_engine, config))
+        asyncio.run(_work(made, groups))
         tally = made.tally
         typer.echo(
             f"{tally.groups} groups, {tally.tokens} tokens, {tally.loads} versions loaded, "

@@ -32,6 +32,7 @@ from offbeat.rollout.generation import GroupMaker, Scorer
 from offbeat.rollout.prompt_leases import PromptLeases, Prompts
 from offbeat.rollout.stopping import read_generation_config, stop_tokens
 from offbeat.rollout.worker import Pace, Worker
+from offbeat.rollout.worker_parts import Policies
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission, OfflineAdmission
 from offbeat.run.build_trainer import adapter_spec
 from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
@@ -104,6 +105,10 @@ class RunContext:
     @classmethod
     def load(cls, config: Config, directory: RunDirectory) -> "RunContext":
         return cls(config, directory, make_task(config), load_tokenizer(config))
+
+    def subscribe(self, name: str) -> Subscription:
+        """Open the run's weight log for one reader."""
+        return Subscription.open(self.directory.weights, name=name)
 
     def open_log(self, vocabulary: int, writer: str) -> ExperienceLog:
         """Open the run's experience log for one writer."""
@@ -234,12 +239,10 @@ def make_worker(
     prompts: Prompts,
     scorer: Scorer,
     log: ExperienceLog,
+    policies: Policies,
     start: Callable[[], Awaitable[Engine]],
-) -> tuple[Worker, Subscription]:
-    """Build a worker, and the subscription to the weight log that it reads from; close the subscription after it.
-
-    `start` starts its engine: `start_engine` with the engine's place.
-    """
+) -> Worker:
+    """Build a worker. `start` starts its engine: `start_engine` with the engine's place."""
     config, tokenizer, settings = context.config, context.tokenizer, context.config.sampling
     model_dir = config.model.directory()
     stops = () if settings.ignore_eos else stop_tokens(read_generation_config(model_dir), tokenizer)
@@ -251,8 +254,7 @@ def make_worker(
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
     maker = GroupMaker(config.group_size, sampling, decode, scorer)
-    policies = Subscription.open(context.directory.weights, name=name)
-    return Worker(name, start, policies, prompts, maker, log, _pace(config), adapter_spec(config)), policies
+    return Worker(name, start, policies, prompts, maker, log, _pace(config), adapter_spec(config))
 
 
 def _pace(config: Config) -> Pace:

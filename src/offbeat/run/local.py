@@ -108,8 +108,8 @@ class LocalRun:
         start: Callable[[], Awaitable[Engine]] = partial(start_engine, self.config, place)
         if self.gpu is not None:
             start = partial(self.gpu.start, start)
-        worker, policies = make_worker(self.context, name, desk, self.pool, self.log, start)
-        return LocalMember(worker, policies)
+        policies = self.context.subscribe(name)
+        return LocalMember(make_worker(self.context, name, desk, self.pool, self.log, policies, start), policies)
 
 
 @dataclass

@@ -207,13 +207,13 @@ class WorkerActor:
     async def work(self) -> None:
         """Work until stopped."""
         context = RunContext.load(self._config, self._directory)
-        with context.open_log(self._vocab_size, f"{self._name} {os.getpid()}") as log:
-            worker, policies = make_worker(
-                context, self._name, self, self._scoring, log, partial(start_engine, self._config)
-            )
-            with policies:
-                self._worker = worker
-                await worker.run()
+        with (
+            context.open_log(self._vocab_size, f"{self._name} {os.getpid()}") as log,
+            context.subscribe(self._name) as policies,
+        ):
+            start = partial(start_engine, self._config)
+            self._worker = make_worker(context, self._name, self, self._scoring, log, policies, start)
+            await self._worker.run()
 
     async def stop(self) -> None:
         """End `work`."""
