@@ -1,6 +1,6 @@
-"""A run that stores nothing: the loop, the trainer, the worker and its probe of `offbeat train`, with both logs in memory.
+"""A run with both logs in memory: the loop, the trainer, the worker and its probe are those of `offbeat train`.
 
-A cell of the evidence asks what a policy learns, not whether a log survives a power cut, and half of its time went into
+A cell of the evidence asks what a policy learns, not whether a log survives a power cut, and most of its time went into
 files. `tests/lab/test_memory_run.py` trains a cell both ways: the curves are equal to the last digit.
 """
 

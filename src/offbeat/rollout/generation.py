@@ -59,8 +59,8 @@ class GroupMaker:
 
     async def _score(self, lease: PromptLease, completions: tuple[Completion, ...]) -> Group:
         futures = await asyncio.to_thread(self._submit, lease, completions)
-        scores = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        scored = [replace(one, score=score) for one, score in zip(completions, scores, strict=True)]
+        await asyncio.gather(*(asyncio.wrap_future(future) for future in futures if not future.done()))
+        scored = [replace(one, score=future.result()) for one, future in zip(completions, futures, strict=True)]
         return Group(lease.group_id, lease.prompt, tuple(scored))
 
     def _submit(self, lease: PromptLease, completions: tuple[Completion, ...]) -> "list[Future[Outcome]]":

@@ -19,7 +19,7 @@ from offbeat.run.desk import Desk
 from offbeat.run.devices import plan_here, shared_gpu
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.evaluation import PolicyEvaluation
-from offbeat.run.journal import record_failure
+from offbeat.run.journal import Journal, record_failure
 from offbeat.run.learner import LocalLearner, RankLearner
 from offbeat.run.loop import Loop
 from offbeat.run.preparation import Preparation
@@ -82,7 +82,7 @@ class LocalRun:
         self.pool = enter(
             ScoringPool.of(self.context.task, workers=config.task.scorers, memory_mib=config.task.memory_mib)
         )
-        self.journal = enter(open_journal(place, config.run.sinks, self.watching))
+        self.journal: Journal = enter(open_journal(place, config.run.sinks, self.watching))
 
     async def run(self, started: Callable[[Loop], None] | None) -> Ledger:
         context, model = self.context, self.rank.trainer.policy_model.model
