@@ -204,8 +204,16 @@ def axes() -> str:
 def lags() -> str:
     """Which preset for which lag; presets that accept the longest lag come first."""
     ordered = sorted(PRESETS.values(), key=lambda preset: -preset.lag_limit)
-    rows = [[f"[`{p.name}`](#{p.name})", _number(p.lag_limit), _needs(p), p.lag_evidence] for p in ordered]
-    return table(["preset", "lag up to", "needs", "evidence"], rows)
+    rows = [
+        [f"[`{p.name}`](#{p.name})", _number(p.lag_limit), _needs(p), p.lag_evidence, _measured(p)] for p in ordered
+    ]
+    return table(["preset", "lag up to", "needs", "reported", "measured by us"], rows)
+
+
+def _measured(preset: Preset) -> str:
+    """The verdicts of our own runs, each with a link to its row."""
+    page = "../measured/evidence.md#evidence.a"
+    return "<br>".join(f"[{one}]({page}.{one.task}.{one.preset}-v{one.v})" for one in preset.measured) or "–"
 
 
 def presets() -> str:
@@ -214,7 +222,7 @@ def presets() -> str:
     for preset in PRESETS.values():
         parts.append(
             f"### {preset.name}\n\n{preset.use}\n\n$$ {preset.equation} $$\n\n"
-            f"Needs {_needs(preset)}. Lag up to {_number(preset.lag_limit)}: {preset.lag_evidence}. "
+            f"Needs {_needs(preset)}. Reported up to lag {_number(preset.reported_lag)}: {preset.lag_evidence}. "
             f"Source: {preset.source}.\n"
         )
     return "\n".join(parts)

@@ -69,9 +69,10 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
 
     preset = PRESETS[config.objective.preset]
     needs = ", ".join(sorted(need.value for need in config.objective.resolve().needs)) or "rewards alone"
-    known = "data of any age" if preset.lag_limit == float("inf") else f"lag up to {preset.lag_limit:g}"
+    known = "data of any age" if preset.reported_lag == float("inf") else f"lag up to {preset.reported_lag:g}"
     return [
         f"objective {preset.name}: needs {needs}; reported for {known} ({preset.lag_evidence})",
+        *(f"measured here: {one}" for one in preset.measured),
         _amount(config),
         *_model(config),
         *_adapter(config),

@@ -218,7 +218,7 @@ def _first(
 
 def _lag_conflict(config: Config, preset: Preset) -> str:
     """Return what gives too much lag, and only changes that help."""
-    limit, lag, sync, updates = preset.lag_limit, config.largest_lag, config.sync, config.updates_per_batch
+    lag, sync, updates = config.largest_lag, config.sync, config.updates_per_batch
     setting = "" if config.run.max_lag is None else f"run.max_lag = {config.run.max_lag}"
     if config.run.mode == "offline":
         setting = "run.mode = 'offline' trains on data of any age"
@@ -247,7 +247,6 @@ def _lag_conflict(config: Config, preset: Preset) -> str:
     ways = [*(fix for fix in fixes if fix), f"choose one of {tolerant}" if tolerant else ""]
     ways = [way for way in (*ways, "set objective.untested_lag = true") if way]
     gives = "" if lag == inf else f" gives lag up to {lag:g}"
-    return (
-        f"{setting}{gives}, but {preset.name!r} is reported up to lag {limit:g} ({preset.lag_evidence}); "
-        + ", or ".join(ways)
-    )
+    known = f"reported up to lag {preset.reported_lag:g} ({preset.lag_evidence})"
+    known += "".join(f", and in our runs it {one}" for one in preset.measured)
+    return f"{setting}{gives}, but {preset.name!r} is {known}; " + ", or ".join(ways)

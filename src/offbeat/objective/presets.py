@@ -3,9 +3,11 @@
 `scripts/build_docs.py` writes `docs/reference/presets.md` from this file.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from offbeat.objective.measured import MeasuredLag, failing_drift, measured_lags, tolerated_lag
 from offbeat.objective.spec import (
     Advantage,
     Against,
@@ -41,13 +43,32 @@ class Preset:
     source: str
     use: str
     """When to choose it."""
-    lag_limit: float
+    reported_lag: float
     """The largest lag at which it is reported to learn well; inf for data of any age.
 
     The reports are at a learning rate of about 1e-6. Lag in steps means nothing without the learning rate: at a rate
     ten times higher the policy drifts as far in a tenth of the steps.
     """
     lag_evidence: str
+    """Who reports it."""
+
+    @property
+    def measured(self) -> Sequence[MeasuredLag]:
+        """What our own runs say about it under lag, with the learning rates and the drift; empty if not measured."""
+        return measured_lags().get(self.name, ())
+
+    @property
+    def lag_limit(self) -> float:
+        """The largest lag that is reported, or that our own runs tolerate, if that is longer.
+
+        A lag at which our runs fail is no limit in steps: they learn at rates of about 5e-4. It is one in drift.
+        """
+        return max(self.reported_lag, tolerated_lag(self.measured))
+
+    @property
+    def drift_limit(self) -> float | None:
+        """The smallest drift at which it fails in our own runs; None if it never does."""
+        return failing_drift(self.measured)
 
 
 _WIDE = (

@@ -45,7 +45,7 @@ from offbeat.run.evaluation_rounds import EngineEvaluation, EvaluationRounds
 from offbeat.run.evidence import PublishEvidence
 from offbeat.run.fitting_prompts import FittingPrompts
 from offbeat.run.fleet import Fleet, Member
-from offbeat.run.health import Health
+from offbeat.run.health import Health, rules_for
 from offbeat.run.journal import Journal, Stopwatch
 from offbeat.run.loop import Loop
 from offbeat.run.protocols import REPAIRED, Learner, RunPlan
@@ -167,7 +167,7 @@ def make_loop(
     counted = CountedLearner(learner, desk.scoring, journal)
     return Loop(
         _plan(config), log, sampler, desk, admission, fleet, counted, _cadence(config), journal,
-        Health(run=str(context.directory.path)),
+        Health(rules_for(config), run=str(context.directory.path)),
         Stopwatch(clock), clock, rounds, pause_control=PauseFile(context.directory.pause),
         published=published, evidence=evidence, cursor=cursor, consumer=own.trainer,
         index_files=index_files,

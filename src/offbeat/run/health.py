@@ -7,12 +7,14 @@ row, and names the groups to look at.
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from offbeat.config import Config
 from offbeat.errors import suggest_nearest
 from offbeat.metrics import METRICS
+from offbeat.objective.presets import PRESETS
 from offbeat.scoring.tally import failure_of
 from offbeat.types import Group, GroupDrift
 
@@ -93,6 +95,24 @@ DEFAULT_RULES: Sequence[Rule] = (
         advice="engine and trainer disagree about the same weights",
     ),
 )
+
+
+def rules_for(config: Config) -> Sequence[Rule]:
+    """Return the default rules, with the drift at which the run's objective fails in our own runs, if that is known.
+
+    Groups of other runs and models drift by nature, so a run that trains on them keeps the default limit.
+    """
+    preset = PRESETS[config.objective.preset]
+    limit, foreign = preset.drift_limit, config.run.mode == "offline" or config.run.experience
+    if limit is None or foreign:
+        return DEFAULT_RULES
+    known = f"{preset.name} learns worse at such drift (offbeat objectives {preset.name}): "
+    return [
+        replace(rule, above=min(rule.above, limit), advice=known + rule.advice)
+        if rule.metric == "drift_tv_token" and rule.above is not None
+        else rule
+        for rule in DEFAULT_RULES
+    ]
 
 
 @dataclass(frozen=True)
