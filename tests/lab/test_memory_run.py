@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lab.learning.evidence import cells
-from lab.learning.evidence.blocks import BLOCKS
+from lab.learning.evidence.blocks import BLOCKS, Block
+from lab.lora.learning import BLOCK as ADAPTERS
 from offbeat.config import Config
 from offbeat.run.directory import RunDirectory
 from offbeat.run.local import train
@@ -27,15 +28,21 @@ def train_on_disk(
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("block", "arm"),
-    [("a-sums", "grpo v5"), ("d-sums", "replay"), ("f-sums", "with refill"), ("g-sums", "shrunk G2")],
+    [
+        (BLOCKS["a-sums"], "grpo v5"),
+        (BLOCKS["d-sums"], "replay"),
+        (BLOCKS["f-sums"], "with refill"),
+        (BLOCKS["g-sums"], "shrunk G2"),
+        (ADAPTERS, "rank 8"),
+    ],
 )
 def test_a_cell_in_memory_equals_the_run_with_logs_on_disk(
-    block: str, arm: str, monkeypatch: pytest.MonkeyPatch
+    block: Block, arm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
-    task, settings = BLOCKS[block].task, BLOCKS[block].arm(arm)
-    in_memory = cells.run(task, settings, 5e-4, seed=1, steps=15)
+    task, settings, rate = block.task, block.arm(arm), block.arm(arm).rates[2]
+    in_memory = cells.run(task, settings, rate, seed=1, steps=15)
     monkeypatch.setattr(cells, "train_in_memory", train_on_disk)
-    on_disk = cells.run(task, settings, 5e-4, seed=1, steps=15)
+    on_disk = cells.run(task, settings, rate, seed=1, steps=15)
     assert in_memory | {"seconds": 0} == on_disk | {"seconds": 0}
     assert in_memory["curve"][-1] > in_memory["curve"][0] and in_memory["groups"][-1] > 0

@@ -60,7 +60,7 @@ class MemoryRun(LocalRun):
         self.plan = None
         self.context = RunContext.load(config, place)
         self.rank = RankLearner.open(config, place, self.context.task, self.context.tokenizer, self.stack)
-        self.weights = MemoryWeights()
+        self.weights = MemoryWeights(self.rank.trainer.policy_model.adapter)
         self.rank.weights = cast(WeightLog, self.weights)
         task = self.context.task
         rules = ValidationRules(self.rank.trainer.policy_model.vocab_size, {task.name: task.reward_range})
@@ -82,6 +82,7 @@ class MemoryRun(LocalRun):
 class MemoryWeights:
     """A weight log of the newest version, for its publisher and its worker."""
 
+    spec: AdapterSpec | None
     version: int = -1
     tensors: dict[str, Tensor] = field(default_factory=dict)
     probes: dict[int, Probe | None] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class MemoryWeights:
         return self.probes[version]
 
     def adapter(self, version: int) -> AdapterSpec | None:
-        return None
+        return self.spec
 
     def state_of(self, version: int) -> str | None:
         return None
