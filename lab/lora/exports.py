@@ -37,9 +37,14 @@ model.serve = "float32"
 engine.kind = "hf"
 engine.max_prompt_tokens = 64
 sampling.max_tokens = 16
-task.name = "arithmetic"
 evaluation.every = 0
 trainer.token_budget = 1024
+"""
+TASK: Final = """
+examples = [{"prompt": f"Count to {number}:"} for number in range(3, 40)]
+
+def reward(text):
+    return len(text) % 7 / 7  # answers differ in length, so every group moves the policy
 """
 Values = NDArray[np.float32]
 
@@ -112,7 +117,9 @@ def main() -> bool:
         return True
     base = smollm2.directory()
     with scratch() as place:
-        (place / "run.toml").write_text(f'model.path = "{base}"\n{SETTINGS}', encoding="utf-8")
+        (place / "task.py").write_text(TASK, encoding="utf-8")
+        settings = f'model.path = "{base}"\ntask.name = "{place / "task.py"}"\n{SETTINGS}'
+        (place / "run.toml").write_text(settings, encoding="utf-8")
         offbeat("train", str(place / "run.toml"), "--out", str(place / "run"))
         offbeat("export", str(place / "run"), str(place / "adapter"))
         offbeat("export", str(place / "run"), str(place / "merged"), "--merge", "--dtype", "float32")
