@@ -43,7 +43,7 @@ trainer.token_budget = 1024
 TASK: Final = """
 examples = [{"prompt": f"Count to {number}:"} for number in range(3, 40)]
 
-def reward(text):
+def reward(text, columns):
     return len(text) % 7 / 7  # answers differ in length, so every group moves the policy
 """
 Values = NDArray[np.float32]

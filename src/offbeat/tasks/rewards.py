@@ -49,6 +49,11 @@ class Reward:
             raise ValueError(f"{self.function!r} has no name; give the reward one: Reward(f, name='correct')")
         if not math.isfinite(self.weight):
             raise ValueError(f"reward {self.name!r} has weight {self.weight}; a weight must be finite")
+        if not self.trl and (problem := _call_problem(self.function)):
+            raise ValueError(
+                f"reward {self.name!r} cannot be called with a text and columns ({problem}); define it as "
+                f"{self.name}(text, columns)"
+            )
 
     def __call__(self, text: str, columns: Columns) -> object:
         return _call_trl(self.function, self.name, text, columns) if self.trl else self.function(text, columns)
@@ -72,6 +77,23 @@ def from_trl(function: Callable[..., object], *, weight: float = 1.0, name: str 
             "outside the trainer. Give the parameter a default value"
         )
     return Reward(function, name, weight, trl=True)
+
+
+def _call_problem(function: Callable[..., object]) -> str:
+    """Return why a function cannot take a text and columns, or nothing.
+
+    >>> _call_problem(len), _call_problem(lambda text, columns: 1.0)
+    ('too many positional arguments', '')
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C have none
+        return ""
+    try:
+        signature.bind("", {})
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def _innermost(function: Callable[..., object]) -> object:
