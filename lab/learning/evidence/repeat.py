@@ -36,13 +36,14 @@ def repeat(block: Block, kept: Verdict, minutes: float, jobs: int) -> bool:
     rates = {arm: block.arm(arm).best_rate(done) for arm in arms}
     cells = [(arm, rates[arm], seed) for seed in range(1, block.seeds + 1) for arm in arms]
     now: dict[Key, EvidenceRow] = {}
+    equal = 0
     with training_pool(jobs) as pool:
         for row in train(block, cells, done, pool, jobs, time.monotonic() + 60 * minutes):
             key = row["arm"], row["rate"], row["seed"]
             now[key] = row
-            same = "the same curve" if row["curve"] == done[key]["curve"] else "another curve"
-            print(f"{name_of(row)}: {same}", flush=True)
-    equal = sum(row["curve"] == done[key]["curve"] for key, row in now.items())
+            same = row["curve"] == done[key]["curve"]
+            equal += same
+            print(f"{name_of(row)}: {'the same' if same else 'another'} curve", flush=True)
     print(f"{equal} of {len(now)} curves are the kept ones; the verdict has {len(cells)}")
     seeds = [seed for seed in range(1, block.seeds + 1) if all((arm, rates[arm], seed) in now for arm in arms)]
     if len(seeds) < 2:
