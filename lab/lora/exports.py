@@ -21,6 +21,7 @@ from lab.figures import Figure, command_parser, record
 from lab.fixtures import smollm2
 from lab.fixtures.processes import OFFBEAT
 from lab.fixtures.runs import scratch
+from offbeat.rollout.vllm_settings import Surroundings, environment
 from offbeat.trainer.adapter_export import PROBE
 from offbeat.trainer.export import find_checkpoint
 from offbeat.weights.probe import Probe
@@ -82,7 +83,9 @@ def in_vllm(model: str, adapter: str, sequences: Sequence[Sequence[int]]) -> Val
     if adapter:
         targets = json.loads(Path(adapter, "adapter_config.json").read_text(encoding="utf-8"))["target_modules"]
         served = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": targets}
-    llm = LLM(model, dtype="float32", max_model_len=256, enforce_eager=True, enable_prefix_caching=False, **served)
+    served |= {"max_model_len": 256, "enforce_eager": True, "enable_prefix_caching": False}
+    with environment(Surroundings()):  # one thread, and a small cache
+        llm = LLM(model, dtype="float32", gpu_memory_utilization=0.3, **served)
     asked = SamplingParams(max_tokens=1, prompt_logprobs=0)
     request = LoRARequest("exported", 1, adapter) if adapter else None
     outputs = llm.generate([{"prompt_token_ids": [*ids]} for ids in sequences], asked, lora_request=request)
