@@ -8,6 +8,7 @@ offbeat, and their log-probs of the checkpoint's probe are compared with those o
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -116,8 +117,8 @@ def main() -> bool:
     parser.add_argument("--load", nargs=4, metavar="WORD", help="internal: print the log-probs of one loaded policy")
     if words := parser.parse_args().load:
         how, model, adapter, sequences = words
-        print(json.dumps(LOADERS[how](model, adapter, json.loads(Path(sequences).read_text())).tolist()))
-        return True
+        print(json.dumps(LOADERS[how](model, adapter, json.loads(Path(sequences).read_text())).tolist()), flush=True)
+        os._exit(0)  # at an ordinary exit, threads of vLLM may abort the process
     base = smollm2.directory()
     with scratch() as place:
         (place / "task.py").write_text(TASK, encoding="utf-8")
