@@ -90,6 +90,7 @@ def in_vllm(model: str, adapter: str, sequences: Sequence[Sequence[int]]) -> Val
     asked = SamplingParams(max_tokens=1, prompt_logprobs=0)
     request = LoRARequest("exported", 1, adapter) if adapter else None
     outputs = llm.generate([{"prompt_token_ids": [*ids]} for ids in sequences], asked, lora_request=request)
+    llm.llm_engine.engine_core.shutdown()
     return np.array(
         [
             place[token].logprob
