@@ -153,7 +153,7 @@ def main() -> bool:
             worst <= GOAL < moved,
             len(gaps) * len(probe.values),
             f"{'; '.join(f'{name} {gap:.2g}' for name, gap in gaps.items())}; the base without it {moved:.2g}. "
-            f"Rounding in float32: the base alone differs by {rounding:.2g} between transformers and vLLM, at tokens of "
+            f"Rounding in float32: the base alone differs by {rounding:.2g} between both libraries, at tokens of "
             f"{probe.values.min():.0f} nats",
         )
     )
