@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from lab.learning.evidence.limits import text
-from offbeat.config import parse
+from offbeat.config import examine, parse
 from offbeat.objective import presets
 from offbeat.objective.measured import MeasuredLag, failing_drift, tolerated_lag
 from offbeat.objective.presets import PRESETS
@@ -63,3 +63,18 @@ def test_a_run_warns_at_the_drift_at_which_its_objective_fails() -> None:
     assert limit({"objective": {"preset": "grpo"}}) == default == 0.3
     # The groups of other models drift by nature.
     assert limit({"objective": {"preset": "reinforce"}, "sync": {"every": 1}, "run": {"experience": "log"}}) == default
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_run_is_refused_where_its_objective_failed_at_no_higher_a_rate() -> None:
+    def problems(rate: float, every: int, **settings: object) -> str:
+        objective = {"preset": "reinforce", **settings}
+        asked = {"objective": objective, "sync": {"every": every}, "optimizer": {"learning_rate": rate}}
+        return " ".join(examine(asked).problems)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(presets, "measured_lags", lambda: {"reinforce": [replace(TWENTY, v=5)]})
+        patch.setattr(presets, "tolerated_lag", lambda _: 50)  # as if a paper reported it
+        assert "fails at v = 5" in problems(5e-4, 5) and "fails at v = 5" in problems(1e-3, 20)
+        assert not problems(5e-4, 4) and not problems(4e-4, 5) and not problems(1e-6, 20)
+        assert not problems(5e-4, 5, untested_lag=True)

@@ -46,6 +46,8 @@ def conflicts(config: Config) -> list[str]:
     preset, objective = PRESETS[config.objective.preset], config.objective.resolve()
     if not modes and not _within_limit(config):
         found.append(_lag_conflict(config, preset))
+    elif not modes and (failed := _measured_failure(config, preset)):
+        found.append(failed)
     elif not modes and config.sampler.mode == "replay" and not config.run.experience:
         found += _replay_conflicts(config)
     if config.sampler.refill and objective.advantage is Advantage.SHRUNK:
@@ -197,6 +199,25 @@ def _keeps_share(config: Config) -> bool:
 
 def _within_limit(config: Config) -> bool:
     return config.objective.untested_lag or config.largest_lag <= PRESETS[config.objective.preset].lag_limit
+
+
+def _measured_failure(config: Config, preset: Preset) -> str:
+    """Return that the objective fails in our own runs at this lag and no higher a learning rate, or nothing.
+
+    Data of other policies has no lag in steps, a rule that watches drift or cost publishes before it is too late, and
+    an adapter learns at ten times the rate for the same drift.
+    """
+    if config.run.mode == "offline" or config.sync.adaptive or config.objective.untested_lag or config.adapter.rank:
+        return ""
+    lag, rate = (config.fresh_lag + 1) * config.updates_per_batch - 1, config.optimizer.learning_rate
+    for one in preset.measured:
+        if one.verdict == "fails" and lag >= one.v - 1 and rate >= one.rate:
+            return (
+                f"optimizer.learning_rate = {rate:g} with lag up to {lag:g}: in our runs {preset.name!r} {one}; lower "
+                f"the learning rate, publish more often than every {one.v} steps, choose another objective (`offbeat "
+                "objectives`), or set objective.untested_lag = true"
+            )
+    return ""
 
 
 def _first(
