@@ -1,12 +1,19 @@
-"""The table of docs/evidence.md: every claim with its verdicts, from lab/results/evidence.json."""
+"""The tables of docs/evidence.md: every claim with its verdicts, and the objectives under lag."""
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from statistics import fmean
 from typing import Any, Final
 
 from lab.figures import ROOT
+from lab.learning.evidence.block_claims import objective_claims
+from lab.learning.evidence.blocks import BLOCKS, LAGS
+from lab.learning.evidence.claims import Cells, Verdict, judge
+from lab.learning.evidence.rows import final
+from lab.learning.evidence.rows import rows as cell_rows
+from lab.learning.statistics import Interval
 from lab.site.reference import table
 
 P1: Final = "[P1](https://arxiv.org/abs/2509.24203)"
@@ -104,4 +111,30 @@ def _commands(blocks: Sequence[str]) -> str:
     return "<br>".join(f"`{command}`" for command in commands)
 
 
-BUILDERS: Final[dict[str, Callable[[], str]]] = {"evidence": claims_table}
+def lag_table() -> str:
+    """Return one line for each objective of block a on the sums: its pass rate at v = 1, and what longer lags cost."""
+    block = BLOCKS["a-sums"]
+    cells = Cells(block, cell_rows(block.name))
+    if block.count_missing(cells.done):
+        return OPEN
+    verdicts = {verdict.claim.paired.arms: verdict for verdict in judge(list(objective_claims(cells)))}
+    names = dict.fromkeys(arm.name.rpartition(" v")[0] for arm in block.arms)
+    by_loss = sorted(names, key=lambda name: -verdicts[f"{name} v{LAGS[1]}", f"{name} v1"].interval.mean)
+    lines = [
+        [name, str(Interval.of([*map(final, cells.of(f"{name} v1"))])), *(
+            _lag_verdict(cells, f"{name} v{v}", verdicts[f"{name} v{v}", f"{name} v1"]) for v in LAGS[1:]
+        )]
+        for name in by_loss
+    ]  # fmt: skip
+    return table(["objective", "v = 1", *(f"v = {v}, minus v = 1" for v in LAGS[1:])], lines)
+
+
+def _lag_verdict(cells: Cells, arm: str, verdict: Verdict) -> str:
+    runs, row = cells.of(arm), verdict.claim.id
+    drifts = [run["drift"] for run in runs if run["drift"] is not None]
+    drift = f", drift {fmean(drifts):.3f}" if drifts else ""
+    word = verdict.word.split()[0]
+    return f"[{word}](measured/evidence.md#{row}): {verdict.numbers}<br><small>lr {runs[0]['rate']:g}{drift}</small>"
+
+
+BUILDERS: Final[dict[str, Callable[[], str]]] = {"evidence": claims_table, "evidence-lag": lag_table}
