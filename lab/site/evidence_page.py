@@ -116,7 +116,7 @@ def lag_table() -> str:
     block = BLOCKS["a-sums"]
     cells = Cells(block, cell_rows(block.name))
     if block.count_missing(cells.done):
-        return OPEN
+        return f"{OPEN}\n"
     verdicts = {verdict.claim.paired.arms: verdict for verdict in judge(list(objective_claims(cells)))}
     names = dict.fromkeys(arm.name.rpartition(" v")[0] for arm in block.arms)
     by_loss = sorted(names, key=lambda name: -verdicts[f"{name} v{LAGS[1]}", f"{name} v1"].interval.mean)
