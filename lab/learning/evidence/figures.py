@@ -6,7 +6,7 @@ python -m lab.learning.evidence.figures    seconds; docs/objectives-by-lag.svg f
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Final
+from typing import Final, cast
 
 import matplotlib as mpl
 
@@ -14,38 +14,52 @@ mpl.use("svg")
 import matplotlib.pyplot as plt  # after the choice of the backend
 
 from lab.figures import command_parser
+from lab.learning.evidence.arms import EvidenceArm
 from lab.learning.evidence.blocks import BLOCKS, LAGS
 from lab.learning.evidence.claims import Cells
 from lab.learning.evidence.rows import final
 from lab.learning.plots import COLORS, plain, save
 from lab.learning.statistics import Interval
 from lab.learning.verdicts import finished
+from offbeat.objective.presets import PRESETS
+from offbeat.objective.spec import Need, OneSide, Ring, TwoSide
 
 SIZE: Final = (5.2, 3.6)
 """Inches. Text of 10 points is readable if the page shows it 400 pixels wide."""
-NAMED: Final = 4
-"""Objectives with a color of their own: those whose final pass rates at the longest lag lie farthest apart."""
+NAMED: Final = {"rec-oneside-nois": 12, "reinforce": -4}
+"""Objectives with a name in the figure, the default and the one without any restraint; and its place, in points."""
 REUSE_SHOWN: Final = {"fresh 16": "16 fresh groups a step", "replay": "8 fresh, 8 replayed", "fresh 8": "8 fresh"}
 
 
+def family(arm: EvidenceArm) -> str:
+    """Return what keeps an objective from following stale data too far."""
+    chosen = cast("dict[str, str]", arm.settings["objective"])["preset"]
+    objective = PRESETS[chosen].objective
+    if isinstance(objective.gate, OneSide | TwoSide | Ring):
+        return "clipped ratio"
+    return "weighted by the ratio" if Need.BEHAVIOR in objective.needs else "rewards alone"
+
+
 def by_lag(cells: Cells) -> None:
-    """Plot the final pass rate against v with intervals, one line for each objective; the extreme ones have names."""
+    """Plot the final pass rate against v with intervals, one line for each objective, colored by its family."""
     _, axes = plt.subplots(figsize=SIZE)
-    finals = {
-        name: [Interval.of([final(row) for row in cells.of(f"{name} v{v}")]) for v in LAGS]
-        for name in dict.fromkeys(arm.name.rpartition(" v")[0] for arm in cells.block.arms)
-    }
-    ranked = sorted(finals, key=lambda name: finals[name][-1].mean)
-    colors = dict(zip([*ranked[-NAMED // 2 :][::-1], *ranked[: NAMED // 2]], COLORS, strict=False))
-    for name in [*(other for other in ranked if other not in colors), *colors]:
-        means, halves = ([getattr(one, part) for one in finals[name]] for part in ("mean", "half"))
-        color = colors.get(name, "#b5b8bf")
+    families = {arm.name.rpartition(" v")[0]: family(arm) for arm in cells.block.arms}
+    colors = dict(zip(dict.fromkeys(families.values()), COLORS, strict=False))
+    labelled: set[str] = set()
+    for place, (name, kind) in enumerate(families.items()):
+        finals = [Interval.of([final(row) for row in cells.of(f"{name} v{v}")]) for v in LAGS]
+        means, halves = ([getattr(one, part) for one in finals] for part in ("mean", "half"))
+        beside = [x + 0.012 * (place - len(families) / 2) for x in range(len(LAGS))]  # intervals side by side
         axes.errorbar(
-            range(len(LAGS)), means, yerr=halves, color=color, fmt="o-", capsize=3, markersize=4, linewidth=1.4,
-            label=name if name in colors else None,
+            beside, means, yerr=halves, color=colors[kind], fmt="o-", capsize=2, markersize=3,
+            linewidth=2.4 if name in NAMED else 0.9, label=None if kind in labelled else kind,
         )  # fmt: skip
+        labelled.add(kind)
+        if name in NAMED:
+            where = (len(LAGS) - 1.12, means[-1])
+            axes.annotate(name, where, xytext=(-6, NAMED[name]), textcoords="offset points", fontsize=9, ha="right")
     axes.set_xticks(range(len(LAGS)), [str(v) for v in LAGS])
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="lower left")
     plain(axes, "weights published every v steps", "final pass rate")
     save("objectives-by-lag.svg")
 
