@@ -72,8 +72,8 @@ class Preset:
 
 
 _WIDE = (
-    "P1 reports that a wider clip, (0.6, 2.0), learns faster and is unstable only fully offline; in our pilot at "
-    "v = 10 it was not faster."
+    "P1 reports that a wider clip, (0.6, 2.0), learns faster and is unstable only fully offline; in our own runs it "
+    "fails at v = 5 (docs/evidence.md)."
 )
 _FIRST_LOOK = "It costs one more forward pass per update, because it looks at the whole batch first."
 _GRPO = Objective(
