@@ -20,17 +20,22 @@ def objectives(
 ) -> None:
     """List the objectives, or show one in full: `offbeat objectives red-weight`."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from offbeat.objective.presets import PRESETS
 
     console = Console()
     if name is None:
-        table = Table("name", "needs", "lag reported", "lag measured", "when to use it")
+        table = Table(Column("name", no_wrap=True), "needs", "reported", Column("measured", no_wrap=True), "use")
         for preset in PRESETS.values():
-            table.add_row(preset.name, _needs(preset), f"{preset.reported_lag:g}", _measured(preset), preset.use)
+            use = preset.use.partition(". ")[0].rstrip(".")
+            table.add_row(preset.name, _needs(preset), f"{preset.reported_lag:g}", _measured(preset), use)
         console.print(table)
-        console.print("measured: v steps between two publishes, ✓ tolerated, ✗ not, ? undecided, each with its drift")
+        console.print(
+            "reported: the largest lag in papers. measured: steps between two publishes in our runs, ✓ tolerated, "
+            "✗ not, ? undecided; each holds for a drift: `offbeat objectives NAME`",
+            highlight=False,
+        )
         return
     if name not in PRESETS:
         raise typer.BadParameter(f"{name!r} is not an objective; {suggest_nearest(name, PRESETS)}")
@@ -46,12 +51,9 @@ def objectives(
 
 
 def _measured(preset: "Preset") -> str:
-    """Return the verdicts of our own runs in short: "✓ 5 (0.024)", "✗ 20 (0.075)"."""
+    """Return the verdicts of our own runs in short: "5 ✓ 20 ✗"."""
     marks = {"tolerates": "✓", "fails": "✗", "undecided": "?"}
-    return ", ".join(
-        f"{marks[one.verdict]} {one.v}" + ("" if one.drift is None else f" ({one.drift:.3f})")
-        for one in preset.measured
-    )
+    return " ".join(f"{one.v} {marks[one.verdict]}" for one in preset.measured)
 
 
 def _needs(preset: "Preset") -> str:
