@@ -4,13 +4,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from statistics import fmean
 from typing import Any, Final
 
 from lab.figures import ROOT
-from lab.learning.evidence.block_claims import objective_claims
+from lab.learning.evidence.block_claims import lag_verdicts, objectives_of
 from lab.learning.evidence.blocks import BLOCKS, LAGS
-from lab.learning.evidence.claims import Cells, Verdict, judge
+from lab.learning.evidence.claims import Cells, Verdict
 from lab.learning.evidence.rows import final
 from lab.learning.evidence.rows import rows as cell_rows
 from lab.learning.statistics import Interval
@@ -117,9 +116,8 @@ def lag_table() -> str:
     cells = Cells(block, cell_rows(block.name))
     if block.count_missing(cells.done):
         return f"{OPEN}\n"
-    verdicts = {verdict.claim.paired.arms: verdict for verdict in judge(list(objective_claims(cells)))}
-    names = dict.fromkeys(arm.name.rpartition(" v")[0] for arm in block.arms)
-    by_loss = sorted(names, key=lambda name: -verdicts[f"{name} v{LAGS[1]}", f"{name} v1"].interval.mean)
+    verdicts = lag_verdicts(cells)
+    by_loss = sorted(objectives_of(block), key=lambda name: -verdicts[f"{name} v{LAGS[1]}", f"{name} v1"].interval.mean)
     lines = [
         [name, str(Interval.of([*map(final, cells.of(f"{name} v1"))])), *(
             _lag_verdict(cells, f"{name} v{v}", verdicts[f"{name} v{v}", f"{name} v1"]) for v in LAGS[1:]
@@ -130,11 +128,10 @@ def lag_table() -> str:
 
 
 def _lag_verdict(cells: Cells, arm: str, verdict: Verdict) -> str:
-    runs, row = cells.of(arm), verdict.claim.id
-    drifts = [run["drift"] for run in runs if run["drift"] is not None]
-    drift = f", drift {fmean(drifts):.3f}" if drifts else ""
+    rate, drift = cells.of(arm)[0]["rate"], cells.drift(arm)
+    under = f"lr {rate:g}" + ("" if drift is None else f", drift {drift:.3f}")
     word = verdict.word.split()[0]
-    return f"[{word}](measured/evidence.md#{row}): {verdict.numbers}<br><small>lr {runs[0]['rate']:g}{drift}</small>"
+    return f"[{word}](measured/evidence.md#{verdict.claim.id}): {verdict.numbers}<br><small>{under}</small>"
 
 
 BUILDERS: Final[dict[str, Callable[[], str]]] = {"evidence": claims_table, "evidence-lag": lag_table}

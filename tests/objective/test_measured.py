@@ -9,6 +9,7 @@ import pytest
 
 from lab.learning.evidence.limits import text
 from offbeat.config import examine, parse
+from offbeat.errors import ConfigError
 from offbeat.objective import presets
 from offbeat.objective.measured import MeasuredLag, failing_drift, tolerated_lag
 from offbeat.objective.presets import PRESETS
@@ -48,7 +49,7 @@ def test_our_runs_widen_the_limit_of_a_preset_and_never_narrow_it() -> None:
     assert PRESETS["reinforce"].reported_lag == 0 and PRESETS["reinforce"].lag_limit == 4
     assert PRESETS["grpo"].lag_limit == 20 and PRESETS["asymre"].lag_limit == inf
     parse({"objective": {"preset": "reinforce"}, "sync": {"every": 5}})
-    with pytest.raises(Exception, match=r"in our runs it fails at v = 20: -0.100 \[-0.120, -0.080\], drift 0.070"):
+    with pytest.raises(ConfigError, match=r"in our runs it fails at v = 20: -0.100 \[-0.120, -0.080\], drift 0.070"):
         parse({"objective": {"preset": "reinforce"}, "sync": {"every": 20}})
 
 
@@ -65,16 +66,14 @@ def test_a_run_warns_at_the_drift_at_which_its_objective_fails() -> None:
     assert limit({"objective": {"preset": "reinforce"}, "sync": {"every": 1}, "run": {"experience": "log"}}) == default
 
 
-@pytest.mark.usefixtures("measured")
-def test_a_run_is_refused_where_its_objective_failed_at_no_higher_a_rate() -> None:
+def test_a_run_is_refused_where_its_objective_failed_at_no_higher_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     def problems(rate: float, every: int, **settings: object) -> str:
         objective = {"preset": "reinforce", **settings}
         asked = {"objective": objective, "sync": {"every": every}, "optimizer": {"learning_rate": rate}}
         return " ".join(examine(asked).problems)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(presets, "measured_lags", lambda: {"reinforce": [replace(TWENTY, v=5)]})
-        patch.setattr(presets, "tolerated_lag", lambda _: 50)  # as if a paper reported it
-        assert "fails at v = 5" in problems(5e-4, 5) and "fails at v = 5" in problems(1e-3, 20)
-        assert not problems(5e-4, 4) and not problems(4e-4, 5) and not problems(1e-6, 20)
-        assert not problems(5e-4, 5, untested_lag=True)
+    monkeypatch.setattr(presets, "measured_lags", lambda: {"reinforce": [replace(TWENTY, v=5)]})
+    monkeypatch.setattr(presets, "tolerated_lag", lambda _: 50)  # as if a paper reported it
+    assert "fails at v = 5" in problems(5e-4, 5) and "fails at v = 5" in problems(1e-3, 20)
+    assert not problems(5e-4, 4) and not problems(4e-4, 5) and not problems(1e-6, 20)
+    assert not problems(5e-4, 5, untested_lag=True)

@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Final
 
-from lab.learning.evidence.blocks import ALONE, LAGS, P2_BASES, RULES, SUPERVISED, WALL_CLOCK
-from lab.learning.evidence.claims import Cells, Claim
+from lab.learning.evidence.blocks import ALONE, LAGS, P2_BASES, RULES, SUPERVISED, WALL_CLOCK, Block
+from lab.learning.evidence.claims import Cells, Claim, Verdict, judge
 from lab.learning.evidence.rows import EVERY, EvidenceRow, area
 from lab.learning.statistics import Interval
 
@@ -25,10 +25,15 @@ OVERLAPPED: Final = 0.55
 15.81 s of both, in row throughput.1.limit-48-32."""
 
 
+def objectives_of(block: Block) -> list[str]:
+    """Return the objectives of block a; each has one arm for every lag."""
+    return list(dict.fromkeys(arm.name.rpartition(" v")[0] for arm in block.arms))
+
+
 def objective_claims(cells: Cells) -> Iterator[Claim]:
     """Yield the claims of block a: which objective tolerates which lag, and whether importance sampling matters."""
     task = cells.block.task
-    for name in dict.fromkeys(arm.name.rpartition(" v")[0] for arm in cells.block.arms):
+    for name in objectives_of(cells.block):
         for v in LAGS[1:]:
             yield Claim(
                 f"evidence.a.{task}.{_slug(name)}-v{v}",
@@ -41,6 +46,11 @@ def objective_claims(cells: Cells) -> Iterator[Claim]:
                 cells.describe(f"{name} v1", f"{name} v{v}"),
             )
     yield _importance_sampling(cells, f"evidence.a.{task}.importance-sampling")
+
+
+def lag_verdicts(cells: Cells) -> dict[tuple[str, str], Verdict]:
+    """Return the verdicts of block a by their two arms, the longer lag first."""
+    return {verdict.claim.paired.arms: verdict for verdict in judge(list(objective_claims(cells)))}
 
 
 def high_rate_claims(cells: Cells) -> Iterator[Claim]:

@@ -105,13 +105,17 @@ class Cells:
         pairs = zip(self.of(arm), self.of(other), strict=True)
         return Paired((arm, other), [of(one) - of(two) for one, two in pairs])
 
+    def drift(self, arm: str) -> float | None:
+        """Return the mean drift of an arm's runs; None if the log-probs of their data are unknown."""
+        drifts = [row["drift"] for row in self.of(arm) if row["drift"] is not None]
+        return fmean(drifts) if drifts else None
+
     def describe(self, *arms: str) -> str:
         """Give learning rate, final pass rate, drift and lag of each arm."""
         found = []
         for arm in arms:
             rows = self.of(arm)
-            drifts = [row["drift"] for row in rows if row["drift"] is not None]
-            drift = f", drift {fmean(drifts):.3f}" if drifts else ""
+            drift = "" if (mean_drift := self.drift(arm)) is None else f", drift {mean_drift:.3f}"
             stopped = sum(bool(row["stopped"]) for row in rows)
             ended = f", {stopped} of {len(rows)} runs collapsed" if stopped else ""
             mean = Interval.of([final(row) for row in rows])

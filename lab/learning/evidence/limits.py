@@ -6,13 +6,12 @@ python -m lab.learning.evidence.limits    seconds; src/offbeat/objective/measure
 import json
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import Final, Literal
 
 from lab.figures import command_parser
-from lab.learning.evidence.block_claims import objective_claims
+from lab.learning.evidence.block_claims import lag_verdicts
 from lab.learning.evidence.blocks import BLOCKS, LAGS
-from lab.learning.evidence.claims import UNDECIDED, Cells, Verdict, judge
+from lab.learning.evidence.claims import UNDECIDED, Cells, Verdict
 from lab.learning.verdicts import finished
 from offbeat.objective import measured
 from offbeat.objective.measured import MeasuredLag
@@ -23,7 +22,7 @@ WRITTEN: Final = Path(measured.__file__).with_name("measured_lag.json")
 
 def measured_in(cells: Cells) -> list[MeasuredLag]:
     """Return the verdicts of a block about the objectives that are presets."""
-    verdicts = {verdict.claim.paired.arms: verdict for verdict in judge(list(objective_claims(cells)))}
+    verdicts = lag_verdicts(cells)
     return [
         _measured(cells, preset, v, verdicts[arms])
         for preset in PRESETS
@@ -33,14 +32,14 @@ def measured_in(cells: Cells) -> list[MeasuredLag]:
 
 
 def _measured(cells: Cells, preset: str, v: int, verdict: Verdict) -> MeasuredLag:
-    runs = cells.of(f"{preset} v{v}")
-    drifts = [run["drift"] for run in runs if run["drift"] is not None]
+    arm = f"{preset} v{v}"
+    runs, drift = cells.of(arm), cells.drift(arm)
     word: Literal["tolerates", "fails", "undecided"] = (
         "undecided" if verdict.word == UNDECIDED else "tolerates" if verdict.holds else "fails"
     )
     mean, low, high = (round(getattr(verdict.interval, part), 4) for part in ("mean", "low", "high"))
-    drift = round(fmean(drifts), 4) if drifts else None
-    return MeasuredLag(preset, cells.block.task, v, word, mean, low, high, runs[0]["rate"], drift, len(runs))
+    kept = None if drift is None else round(drift, 4)
+    return MeasuredLag(preset, cells.block.task, v, word, mean, low, high, runs[0]["rate"], kept, len(runs))
 
 
 def text() -> str:

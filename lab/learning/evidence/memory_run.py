@@ -19,6 +19,7 @@ from torch import Tensor
 from lab.simulation.memory_log import MemoryLog
 from offbeat.config import Config
 from offbeat.events import EventKind
+from offbeat.experience.ledger import Ledger
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.validation import ValidationRules
 from offbeat.run.build import RunContext, make_worker, start_engine
@@ -67,6 +68,14 @@ class MemoryRun(LocalRun):
         self.log = cast(ExperienceLog, MemoryLog(rules))
         self.pool = cast(ScoringPool, DirectScorer(task))
         self.journal = WatchedJournal(watching=self.watching)
+
+    async def run(self, started: Callable[[Loop], None] | None) -> Ledger:
+        def without_index_files(loop: Loop) -> None:  # they save a run that resumes from reading a long log
+            loop.index_files = None
+            if started is not None:
+                started(loop)
+
+        return await super().run(without_index_files)
 
     async def _check_memory(self, learner: LocalLearner) -> None:
         """A cell is small."""

@@ -269,5 +269,5 @@ def _lag_conflict(config: Config, preset: Preset) -> str:
     ways = [way for way in (*ways, "set objective.untested_lag = true") if way]
     gives = "" if lag == inf else f" gives lag up to {lag:g}"
     known = f"reported up to lag {preset.reported_lag:g} ({preset.lag_evidence})"
-    known += "".join(f", and in our runs it {one}" for one in preset.measured)
+    known += "".join(f", and in our runs it {one}" for one in preset.measured if one.verdict != "undecided")
     return f"{setting}{gives}, but {preset.name!r} is {known}; " + ", or ".join(ways)

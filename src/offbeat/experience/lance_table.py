@@ -155,25 +155,34 @@ class Table:
                 return self._open_existing()
             if not create:
                 raise LogReadError(f"there is no experience log here: {self.uri} is missing") from error
+        return self._create(schema)
+
+    def _create(self, schema: pa.Schema) -> lance.LanceDataset:
+        """Create the table, or open it if another process has created it since we looked.
+
+        `lance.write_dataset` looks and commits in two steps: what another process created and filled between them is
+        overwritten. A commit on top of version 0 without retries succeeds only if there is no version at all.
+        """
         try:
-            dataset = lance.write_dataset(
-                schema.empty_table(),
+            lance.LanceDataset.commit(
                 self.uri,
-                schema,
+                lance.LanceOperation.Overwrite(schema, []),
                 storage_options=self._options,
+                enable_v2_manifest_paths=True,
                 enable_stable_row_ids=True,
-                session=_session(os.getpid()),
+                read_version=0,
+                max_retries=0,
             )
         except LANCE_ERRORS as refused:
-            try:  # another process may have created it at the same time
+            try:
                 return self._open()
             except LANCE_ERRORS:
                 raise LogWriteError(f"cannot create {self.uri}: {refused}") from refused
+        created = self._open()
         if self._path is not None:
-            manifest = self._manifest(dataset.version)
-            assert manifest is not None
-            fsync_paths(manifest, manifest.parent, self._path, self._path.parent)
-        return dataset
+            self._force_manifest(1)
+            fsync_paths(self._path, self._path.parent)
+        return created
 
     def _open_existing(self) -> lance.LanceDataset:
         """Open a table that was not found and is there: another process has just created it, or it is damaged."""

@@ -31,7 +31,7 @@ class MeasuredLag:
     rate: float
     """The learning rate, the best one at this v."""
     drift: float | None
-    """The mean drift of the tokens that were trained on; None if the objective needs no log-probs."""
+    """The mean drift of the tokens that were trained on; None if the log-probs of its data were unknown."""
     n: int
 
     def __str__(self) -> str:
