@@ -163,6 +163,7 @@ class Table:
         `lance.write_dataset` looks and commits in two steps: what another process created and filled between them is
         overwritten. A commit on top of version 0 without retries succeeds only if there is no version at all.
         """
+        refusal: Exception | None = None
         try:
             lance.LanceDataset.commit(
                 self.uri,
@@ -173,12 +174,12 @@ class Table:
                 read_version=0,
                 max_retries=0,
             )
-        except LANCE_ERRORS as refused:
-            try:
-                return self._open()
-            except LANCE_ERRORS:
-                raise LogWriteError(f"cannot create {self.uri}: {refused}") from refused
-        created = self._open()
+        except LANCE_ERRORS as error:
+            refusal = error
+        try:
+            created = self._open()
+        except LANCE_ERRORS as error:
+            raise LogWriteError(f"cannot create {self.uri}: {refusal or error}") from error
         if self._path is not None:
             self._force_manifest(1)
             fsync_paths(self._path, self._path.parent)

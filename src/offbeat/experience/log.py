@@ -93,7 +93,7 @@ class ExperienceLog(LogReader):
         (('g7',), True)
 
         Args:
-            uri: A local path, or a URI that Lance accepts: `s3://`, `gs://`, `az://`, `memory://` (lost when closed).
+            uri: A local path, or a URI that Lance accepts: `s3://`, `gs://`, `az://`.
             rules: What validation checks in addition to the rules that hold for every run.
             writer: Name of the writer, stored in every row. The default is host name and process id.
             storage_options: Keys and endpoints of an object store, passed to Lance unchanged.
