@@ -1,6 +1,7 @@
 """The verdicts of the evidence follow the rules of its protocol, on numbers computed by hand."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -81,6 +82,20 @@ def test_an_interval_is_held_against_its_margins(values: list[float], edges: tup
     [verdict] = judge([claim(values, *edges)])
     assert verdict.word == word
     assert verdict.holds == (word == "yes")
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ([0.010, 0.011, 0.012], "yes"),
+        ([0.001, 0.002, 0.0], "no"),
+        ([-0.1, -0.1, -0.11], "no"),
+        ([0.0, 0.01], UNDECIDED),
+    ],
+)
+def test_a_gain_too_small_to_matter_is_decided_by_a_margin_of_its_own(values: list[float], word: str) -> None:
+    [verdict] = judge([replace(claim(values, 0.0), below_edge=0.005)])
+    assert verdict.word == word
 
 
 def test_a_claim_that_would_hold_alone_is_undecided_among_many() -> None:

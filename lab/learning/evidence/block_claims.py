@@ -197,13 +197,13 @@ def timing_claims(cells: Cells) -> Iterator[Claim]:
             yield Claim(
                 f"evidence.b.{cells.block.task}.{_slug(rule.name)}-{how}",
                 f"Timing of {rule.name} helps: area minus that of {named}, as many publishes (the task changes)",
-                "interval above 0",
+                f"interval above 0; of no use below {NO_USE}",
                 cells.apart(rule.name, f"{rule.name} {how}", area),
                 (0.0,),
                 "timing helps",
-                "timing harms",
-                f"{publishes:.1f} publishes in 200 steps; areas {areas[0]} and {areas[1]}; "
-                f"of no use if the interval ends below {NO_USE}",
+                "timing is of no use",
+                f"{publishes:.1f} publishes in 200 steps; areas {areas[0]} and {areas[1]}",
+                below_edge=NO_USE,
             )
 
 

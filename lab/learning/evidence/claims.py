@@ -38,6 +38,8 @@ class Claim:
     note: str
     shown: Callable[[float], float] = float
     """From the scale of the values to the one that is reported."""
+    below_edge: float | None = None
+    """The margin below which `below` is decided, if it is not the one above which `above` is."""
 
     @property
     def values(self) -> Sequence[float]:
@@ -45,7 +47,8 @@ class Claim:
 
     def p_value(self) -> float:
         """Return how surprising the values would be if the truth were at the margin that is nearest to a decision."""
-        found = [p_value(self.values, edge) for edge in self.edges]
+        edges = self.edges if self.below_edge is None else (*self.edges, self.below_edge)
+        found = [p_value(self.values, edge) for edge in edges]
         inside = len(self.edges) == 2 and self.edges[0] < fmean(self.values) < self.edges[1]
         return max(found) if inside else min(found)
 
@@ -54,7 +57,8 @@ class Claim:
         interval = Interval.of(self.values, level)
         first, last = self.edges[0], self.edges[-1]
         if len(self.edges) == 1:
-            word = self.above if interval.low > first else self.below if interval.high < first else UNDECIDED
+            limit = first if self.below_edge is None else self.below_edge
+            word = self.above if interval.low > first else self.below if interval.high < limit else UNDECIDED
         elif first < interval.low and interval.high < last:
             word = self.above
         else:
