@@ -1,6 +1,7 @@
 """The tables of docs/evidence.md: every claim with its verdicts, and the objectives under lag."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -96,10 +97,15 @@ def claims_table() -> str:
 
 
 def _verdicts(found: Sequence[dict[str, Any]]) -> str:
-    return "<br>".join(
+    lines = [
         f"[{row['id'].removeprefix('evidence.')}](measured/evidence.md#{row['id']}): {row['measured']}, n = {row['n']}"
         for row in found
-    ) or OPEN  # fmt: skip
+    ]
+    if len(found) > 2:
+        judged = [str(row["measured"]).partition(":") for row in found]  # a regret is a number
+        words = Counter(word for word, colon, _ in judged if colon)
+        lines.insert(0, "**" + ", ".join(f"{count} × {word}" for word, count in words.most_common()) + "**")
+    return "<br>".join(lines) or OPEN
 
 
 def _commands(blocks: Sequence[str]) -> str:
