@@ -117,6 +117,24 @@ def test_missing_extras_are_named_with_the_command_that_installs_them(
     assert all(extras.install_command(name) in line for name, line in zip(("vllm", "ray", "wandb"), lines, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("settings", "advised"),
+    [
+        (["group_size=2"], True),
+        (["group_size=4"], False),
+        (["group_size=2", "objective.advantage=shrunk"], False),
+    ],
+)
+def test_groups_of_two_are_advised_to_use_earlier_results(
+    places: Path, tmp_path: Path, settings: list[str], advised: bool
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(GOOD.replace("{places}", str(places)))
+    result = run(app, ["check", str(file), *(word for setting in settings for word in ("--set", setting))])
+    assert result.exit_code == 0, result.output
+    assert ('objective.advantage = "shrunk" compares' in result.output) == advised
+
+
 def test_a_good_file_gets_its_plan_and_estimates(places: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(GOOD.replace("{places}", str(places)))

@@ -76,6 +76,7 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
         _amount(config),
         *_model(config),
         *_adapter(config),
+        *_small_groups(config),
         *(_estimates(config) if gpus is None else [f"devices {device_plan(config, gpus)}"]),
     ]
 
@@ -130,6 +131,18 @@ def _adapter(config: "Config") -> list[str]:
         what,
         f"optimizer.learning_rate = {rate:g} looks like a rate for training all weights; an adapter needs about 10 × "
         f"the rate of full training: try {10 * rate:g}",
+    ]
+
+
+def _small_groups(config: "Config") -> list[str]:
+    """Say how groups that are often all right or all wrong can teach something."""
+    from offbeat.objective.spec import Advantage
+
+    if config.group_size > 2 or config.objective.resolve().advantage is Advantage.SHRUNK:
+        return []
+    return [
+        f"group_size = {config.group_size}: many groups are all right or all wrong and teach nothing; if prompts come "
+        'again, objective.advantage = "shrunk" compares them with earlier results of their prompt'
     ]
 
 
