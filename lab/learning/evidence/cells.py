@@ -66,6 +66,7 @@ def _of_our_groups(done: Trained | RefusedBatch, ours: set[str]) -> Trained | Re
         too_small=tuple(name for name in done.too_small if name in ours),
         group_drift={name: drift for name, drift in done.group_drift.items() if name in ours},
         refused={name: why for name, why in done.refused.items() if name in ours},
+        updates_made=None,  # the ledger cannot count an update by the other model's groups alone
     )
 
 
