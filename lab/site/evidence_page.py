@@ -104,7 +104,7 @@ def _verdicts(found: Sequence[dict[str, Any]]) -> str:
     if len(found) > 2:
         judged = [str(row["measured"]).partition(":") for row in found]  # a regret is a number
         words = Counter(word for word, colon, _ in judged if colon)
-        lines.insert(0, "**" + ", ".join(f"{count} × {word}" for word, count in words.most_common()) + "**")
+        lines.insert(0, "**" + ", ".join(f"{word}: {count}" for word, count in words.most_common()) + "**")
     return "<br>".join(lines) or OPEN
 
 
