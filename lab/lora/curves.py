@@ -1,7 +1,7 @@
 """Train adapters of SmolLM2-135M on vLLM at v = 1 and v = 10, beside full training: one-digit sums in words.
 
-    python -m lab.lora.curves --minutes 60    train missing runs, about ten minutes each; the same command continues;
-                                              rows lora.4.smollm2-* when all are there
+    python -m lab.lora.curves --minutes 60    train missing runs, about a quarter of an hour each; the same command
+                                              continues; rows lora.4.smollm2-* when all are there
     python -m lab.lora.curves --short         one run of two steps, nothing kept
 
 The runs of full training are those of `python -m lab.learning.evidence.smollm2`, with the same seeds. An adapter has
