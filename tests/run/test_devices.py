@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from offbeat.config import Config, parse
@@ -17,7 +18,7 @@ from offbeat.placement.hardware import Hardware
 from offbeat.placement.plan import EnginePlace
 from offbeat.rollout import vllm
 from offbeat.run import devices
-from offbeat.run.build import start_engine
+from offbeat.run.build import engine_threads, start_engine
 from offbeat.run.devices import plan_run, shared_gpu
 from offbeat.run.turns import GpuUser
 from offbeat.weights.probe import LENGTH
@@ -65,6 +66,20 @@ def test_an_engine_can_read_its_probe_however_short_completions_are(tmp_path: Pa
     short = parse({"model": {"path": str(tmp_path)}, "engine": {"max_prompt_tokens": 8}, "sampling": {"max_tokens": 4}})
     asyncio.run(start_engine(short))
     assert asked["max_model_len"] > LENGTH
+
+
+def test_engines_share_the_cores_that_the_trainer_leaves(half_billion: Config, asked: dict[str, Any]) -> None:
+    asyncio.run(start_engine(half_billion))
+    assert asked["threads"] == torch.get_num_threads()
+    for run, workers, engine, threads in [
+        ({}, {"count": 3}, {}, 2),
+        ({}, {"count": 2}, {"tensor_parallel": 2}, 2),
+        ({"mode": "concurrent"}, {}, {}, 4),
+        ({"mode": "concurrent"}, {"count": 8}, {}, 1),
+        ({"mode": "concurrent"}, {}, {"threads": 7}, 7),
+    ]:
+        config = parse({"run": {**run, "place": "ray"}, "workers": workers, "engine": engine})
+        assert engine_threads(config, cores=8) == threads
 
 
 def test_without_a_gpu_there_is_no_plan(half_billion: Config) -> None:

@@ -1,7 +1,7 @@
 """Train SmolLM2-135M on vLLM at v = 1, at v = 10 and with replay, five seeds each: one-digit sums in words.
 
-    python -m lab.learning.evidence.smollm2 --minutes 60    train missing runs, about a quarter of an hour each; the same
-                                                            command continues; rows evidence.smollm2.* when all are there
+    python -m lab.learning.evidence.smollm2 --minutes 60    train missing runs, a quarter of an hour each; the same
+                                                            command continues; rows evidence.smollm2.* at the end
     python -m lab.learning.evidence.smollm2 --short         one run of two steps, nothing kept
 
 A finished run is one line of `lab/learning/evidence/smollm2.jsonl`, with its seconds by phase.
@@ -39,7 +39,7 @@ LOSS: Final = -0.08
 FILE: Final = KEPT / "smollm2.jsonl"
 CONFIG: Final = (
     "seed = {seed}\nsteps = {steps}"
-    + TRAINED.replace("[model]", '[model]\ncompute = "float32"').replace("[engine]", "[engine]\nthreads = 2")
+    + TRAINED.replace("[model]", '[model]\ncompute = "float32"')
     + """
 [trainer]
 save_every = 1000
@@ -50,8 +50,7 @@ prompts = 48
 samples = 4
 """
 )
-"""The trainer computes in float32: a processor without instructions for bfloat16 takes three times as long in it. The
-engine has both cores, because it and the trainer take turns."""
+"""The trainer computes in float32: a processor without instructions for bfloat16 takes three times as long in it."""
 
 
 class SmolRow(TypedDict):

@@ -159,8 +159,9 @@ class EngineConfig(Section):
     on_update: Literal["keep", "drain"] = "keep"
     """What happens to unfinished completions when new weights are loaded: `keep` continues them with the new version,
     `drain` finishes them first, so that each comes from one version."""
-    threads: Positive = 1
-    """CPU threads of each engine. Only used without a GPU."""
+    threads: Positive | None = None
+    """CPU threads of each vLLM process. Only used without a GPU. Left out, engines share all cores if the trainer waits
+    for them, in lockstep mode, and otherwise half of them. On Ray it is 1; raise it if cores are idle."""
     kv_cache_gib: Positive = 1
     """Memory for keys and values of each vLLM process. Only used without a GPU; raise it for more groups at once."""
     gpu_memory_utilization: Share | None = None

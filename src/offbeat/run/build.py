@@ -290,7 +290,7 @@ async def start_engine(config: Config, place: EnginePlace | None = None) -> Engi
         max_model_len=fitting_length(path, longest),
         max_num_seqs=config.workers.groups_at_once * config.group_size,
         on_update=engine.on_update,
-        threads=engine.threads,
+        threads=engine_threads(config, torch.get_num_threads()),
         kv_cache_gib=engine.kv_cache_gib,
         gpu_memory_utilization=place.share if place else engine.gpu_memory_utilization or ENGINE_SHARE,
         answer_within=config.run.silence,
@@ -301,3 +301,18 @@ async def start_engine(config: Config, place: EnginePlace | None = None) -> Engi
         slots=config.adapter_slots,
         extra=engine.extra,
     )
+
+
+def engine_threads(config: Config, cores: int) -> int:
+    """Return the CPU threads of a vLLM process.
+
+    >>> from offbeat.config import parse
+    >>> engine_threads(parse({}), cores=8)
+    8
+    >>> engine_threads(parse({"run": {"mode": "concurrent"}}), cores=8)
+    4
+    """
+    if config.engine.threads is not None:
+        return config.engine.threads
+    free = cores if config.run.mode == "lockstep" else cores // 2
+    return max(1, free // (config.workers.count * config.engine.tensor_parallel))
