@@ -15,7 +15,6 @@ from lab.attacks.broken_configs import GOOD, Broken, cases, make_places
 from lab.site.user_path import without_progress
 from offbeat import imports as extras
 from offbeat.cli.main import app
-from offbeat.placement import hardware
 from offbeat.placement.hardware import Hardware
 from offbeat.sandbox import jail, open_sandbox
 
@@ -146,18 +145,17 @@ def test_a_good_file_gets_its_plan_and_estimates(places: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("flag", "compute", "advised"), [("", "bfloat16", True), ("", "float32", False), ("avx512_bf16", "bfloat16", False)]
+    ("compute", "serve", "advised"),
+    [("bfloat16", "bfloat16", False), ("float32", "float32", False), ("float32", "bfloat16", True)],
 )
-def test_a_cpu_that_only_emulates_bfloat16_gets_the_advice_to_use_float32(
-    flag: str, compute: str, advised: bool, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_engines_that_round_a_policy_trained_in_float32_are_named(
+    compute: str, serve: str, advised: bool, places: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "cpuinfo").write_text(f"flags : fpu avx2 {flag}\n")
-    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
     file = tmp_path / "run.toml"
     file.write_text(GOOD.replace("{places}", str(places)))
-    result = run(app, ["check", str(file), "--set", f"model.compute={compute}"])
+    result = run(app, ["check", str(file), "--set", f"model.compute={compute}", "--set", f"model.serve={serve}"])
     assert result.exit_code == 0, result.output
-    assert ('set model.compute = "float32"' in result.output) is advised
+    assert ("they sample from a rounded policy" in result.output) is advised
 
 
 def test_check_imports_no_torch(places: Path, tmp_path: Path) -> None:

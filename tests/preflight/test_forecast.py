@@ -6,6 +6,7 @@ import pytest
 
 from lab.fixtures.tiny_model import save_llama
 from offbeat.config import parse
+from offbeat.placement import hardware
 from offbeat.preflight.forecast import ModelFiles, forecast
 from offbeat.run.build_trainer import make_trainer
 from offbeat.trainer.estimate import StepShape, estimate_memory
@@ -33,8 +34,19 @@ def test_estimated_memory_matches_what_the_trainer_counts(checkpointed: bool, tm
         assert estimated.trainer["activations"] == pytest.approx(counted["activations"], rel=0.5)
 
 
+@pytest.fixture
+def processor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the CPU have this instruction only."""
+    (tmp_path / "cpuinfo").write_text(f"flags : {request.param}\n")
+    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("processor", ["avx2", "avx512_bf16"], indirect=True)
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-def test_estimated_memory_of_an_adapter_matches_what_the_trainer_counts(compute: str, tmp_path: Path) -> None:
+def test_estimated_memory_of_an_adapter_matches_what_the_trainer_counts(
+    compute: str, processor: str, tmp_path: Path
+) -> None:
     model = save_llama(tmp_path, tied=False)
     config = parse(
         {
@@ -53,6 +65,8 @@ def test_estimated_memory_of_an_adapter_matches_what_the_trainer_counts(compute:
     for term in {"master weights", "AdamW", "gradients", "frozen weights", "parameters"} & counted.keys():
         assert estimated.trainer[term] == pytest.approx(counted[term], rel=2e-3), term
     assert ("parameters" in counted) == (compute == "bfloat16")
+    narrow = compute == "bfloat16" and processor == "avx512_bf16"
+    assert counted["frozen weights"] == pytest.approx(whole * (2 if narrow else 4), rel=1e-3)
     assert estimated.trainer["activations"] == pytest.approx(counted["activations"], rel=0.5)
     assert estimated.copies["checkpoint"] == pytest.approx(3 * estimated.trainer["master weights"])
     assert estimated.copies["published weights"] == estimated.trainer["master weights"] // 2, "in bfloat16"

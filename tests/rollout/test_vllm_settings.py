@@ -7,6 +7,7 @@ import pytest
 
 from lab.fixtures.tiny_model import save_llama
 from offbeat.config import parse
+from offbeat.placement import hardware
 from offbeat.rollout import vllm_settings
 from offbeat.rollout.vllm import VllmEngine
 from offbeat.run.build import start_engine
@@ -40,5 +41,5 @@ def test_vllm_computes_in_float32_only_where_bfloat16_is_emulated(
     gpu: bool, instructions: bool, dtypes: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_settings, "on_gpu", lambda: gpu)
-    monkeypatch.setattr(vllm_settings, "multiplies_bfloat16", lambda: instructions)
+    monkeypatch.setattr(hardware, "multiplies_bfloat16", lambda: instructions)
     assert {dtype: vllm_settings.computing_dtype(dtype) for dtype in dtypes} == dtypes

@@ -48,6 +48,27 @@ class TestMasters:
         optimizer = MasterAdamW(model, OptimizerSettings())
         assert optimizer.tensors()["master/weight"].data_ptr() == model.weight.data_ptr()
 
+    def test_float32_parameters_can_have_the_values_of_bfloat16(self) -> None:
+        narrow, wide = nn.Linear(8, 8, dtype=torch.bfloat16), nn.Linear(8, 8)
+        wide.load_state_dict(narrow.state_dict())
+        narrow_adamw = MasterAdamW(narrow, OptimizerSettings(Schedule(1e-3)))
+        wide_adamw = MasterAdamW(wide, OptimizerSettings(Schedule(1e-3)), rounds_to=torch.bfloat16)
+        for step in range(8):
+            for model, optimizer in ((narrow, narrow_adamw), (wide, wide_adamw)):
+                push(model, 1.0)
+                optimizer.update(step)
+            assert wide.weight.dtype == torch.float32 and torch.equal(wide.weight, narrow.weight.float())
+        masters = [optimizer.tensors()["master/weight"] for optimizer in (narrow_adamw, wide_adamw)]
+        assert torch.equal(*masters) and not torch.equal(masters[1], wide.weight), "masters keep what rounding loses"
+
+    def test_parameters_are_rounded_before_the_first_update(self) -> None:
+        model = one_weight(torch.float32)
+        with torch.no_grad():
+            model.weight.fill_(1.001)
+        optimizer = MasterAdamW(model, OptimizerSettings(), rounds_to=torch.bfloat16)
+        assert float(model.weight.detach()) == 1.0
+        assert float(optimizer.tensors()["master/weight"]) == pytest.approx(1.001)
+
     def test_float32_and_bfloat16_take_the_same_path_up_to_rounding(self) -> None:
         masters = []
         for dtype in (torch.float32, torch.bfloat16):

@@ -75,6 +75,7 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
         *(f"measured here: {one}" for one in preset.measured),
         _amount(config),
         *_model(config),
+        *_rounding(config),
         *_adapter(config),
         *_small_groups(config),
         *(_estimates(config) if gpus is None else [f"devices {device_plan(config, gpus)}"]),
@@ -83,7 +84,6 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
 
 def _estimates(config: "Config") -> list[str]:
     from offbeat.errors import ModelUnreadable
-    from offbeat.placement.hardware import multiplies_bfloat16
     from offbeat.preflight.checks import model_files
     from offbeat.preflight.forecast import forecast
     from offbeat.preflight.speed import machine_speed
@@ -94,13 +94,11 @@ def _estimates(config: "Config") -> list[str]:
         return [f"no estimate of memory and time: {error}; the run measures before its first step"]
     speed = machine_speed()
     seconds = expected.seconds(speed)
-    emulated = config.model.compute == "bfloat16" and not multiplies_bfloat16()
     return [
         "estimates from the model files; the run measures before its first step:",
         *(f"  {line}" for line in str(expected).splitlines()),
         f"  at this CPU's {speed / 1e9:.0f} GFLOP/s, counting only arithmetic: at most {_duration(seconds)} a step, "
         f"{_duration(seconds * config.steps)} in total; a GPU takes a small part of that",
-        *(['  this CPU only emulates bfloat16: without a GPU, set model.compute = "float32"'] if emulated else []),
     ]
 
 
@@ -115,6 +113,17 @@ def _model(config: "Config") -> list[str]:
     size = f"{missing / 1e9:.1f} GB" if missing >= 1e8 else f"{missing / 1e6:.1f} MB"
     how = f"{size} to download when the run starts" if missing else "downloaded"
     return [f"model {model.name} of the hub at commit {model.commit[:12]}: {how}"]
+
+
+def _rounding(config: "Config") -> list[str]:
+    """Say that engines would not sample from the policy that is trained."""
+    model = config.model
+    if config.run.mode == "offline" or model.compute != "float32" or model.serve == "float32":
+        return []
+    return [
+        f"model.compute = 'float32', but engines serve {model.serve}: they sample from a rounded policy, and most of a "
+        "small update is lost until it has grown; set model.serve = 'float32', or leave both at 'bfloat16'"
+    ]
 
 
 def _adapter(config: "Config") -> list[str]:

@@ -126,7 +126,8 @@ class ModelConfig(Section):
     """Commit, branch or tag of a model of the hub. Left out, the newest commit. The run's own configuration holds the
     commit, so a resumed run and its workers use the same files."""
     compute: Literal["float32", "bfloat16"] = "bfloat16"
-    """Dtype of the trainer's matrix products. float32 is slower and exact; master weights are always float32."""
+    """Dtype of the weights that the trainer multiplies, rounded from float32 masters after each update. A CPU that only
+    emulates bfloat16 multiplies them in float32, on one rank. float32 is slower on a GPU; set `serve` to it as well."""
     serve: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of published weights and of the engines. float32 reduces the engine gap, at twice the memory, and patches
     hold almost every weight. On a CPU that only emulates bfloat16, vLLM computes in float32 with bfloat16 weights."""

@@ -16,7 +16,7 @@ from typing import Final
 
 from offbeat.config import Config
 from offbeat.objective.spec import Need
-from offbeat.placement.hardware import GIB
+from offbeat.placement.hardware import GIB, cpu_products
 from offbeat.placement.shape import ModelShape
 
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -59,12 +59,15 @@ class RankMemory:
         return self.held["AdamW"] + masters + self.held.get("frozen weights", 0)
 
 
-def rank_memory(config: Config, shape: ModelShape, *, shards: int, reduce_once: bool = False) -> RankMemory:
+def rank_memory(
+    config: Config, shape: ModelShape, *, shards: int, reduce_once: bool = False, on_cpu: bool = False
+) -> RankMemory:
     """Estimate one rank whose parameters are sharded over `shards` ranks.
 
     With `reduce_once`, gradients of the whole model wait on every rank until the last micro-batch.
     """
-    compute, ranks = BYTES[config.model.compute], config.trainer.ranks
+    ranks = config.trainer.ranks
+    compute = BYTES[cpu_products(config.model.compute) if on_cpu and ranks == 1 else config.model.compute]
     root, layer, trained = shape.root_parameters, shape.layer_parameters, trained_parameters(config, shape)
     adapted = bool(config.adapter.rank)
     tokens, completion = config.trainer.token_budget, min(config.trainer.token_budget, _completion_tokens(config))
@@ -72,7 +75,7 @@ def rank_memory(config: Config, shape: ModelShape, *, shards: int, reduce_once: 
         "master weights": 4 * trained // shards,
         "AdamW": 8 * trained // shards,
         "gradients": 4 * trained // (1 if reduce_once else shards),
-        "parameters": compute * trained if ranks == 1 and compute < 4 else 0,
+        "parameters": compute * trained if ranks == 1 and config.model.compute != "float32" else 0,
     }
     if adapted:  # its reference policy is the base, too
         held["frozen weights"] = (compute if ranks == 1 else BYTES[config.model.serve]) * shape.parameters // shards

@@ -13,7 +13,7 @@ from typing import Final
 from offbeat.config import Config
 from offbeat.errors import ModelUnreadable
 from offbeat.hub import count_elements, model_problems, read_object
-from offbeat.placement.hardware import GIB, multiplies_bfloat16
+from offbeat.placement.hardware import GIB, cpu_products
 from offbeat.placement.memory import BYTES, engine_memory, rank_memory, trained_parameters
 from offbeat.placement.shape import ModelShape
 from offbeat.types import Json
@@ -138,7 +138,7 @@ def forecast(config: Config, files: ModelFiles) -> Forecast:
     prompt = min(config.engine.max_prompt_tokens, shape.context - completion)
     engine, adapted = engine_memory(config, shape), bool(config.adapter.rank)
     if config.engine.kind == "vllm":
-        wider = 2 if config.model.serve == "bfloat16" and not multiplies_bfloat16() else 1
+        wider = BYTES[cpu_products(config.model.serve)] // BYTES[config.model.serve]
         copies = 1 if adapted else 2  # on CPU it loads whole weights beside those that generate
         served = copies * wider * engine.weights + config.engine.kv_cache_gib * GIB
     else:  # it merges an adapter into a copy of the base
@@ -147,7 +147,7 @@ def forecast(config: Config, files: ModelFiles) -> Forecast:
     passes = 4 if adapted else 6  # frozen weights get no gradient
     passes += 2 if config.trainer.checkpoint_activations else 0
     passes += 2 if config.objective.resolve().needs_first_look else 0
-    trainer = rank_memory(config, shape, shards=config.trainer.ranks).terms
+    trainer = rank_memory(config, shape, shards=config.trainer.ranks, on_cpu=True).terms
     return Forecast(
         count,
         trainer,

@@ -12,7 +12,7 @@ import torch
 
 from offbeat.errors import ConfigError, ModelUnreadable, suggest_nearest
 from offbeat.imports import install_command, temporary_environment
-from offbeat.placement.hardware import multiplies_bfloat16
+from offbeat.placement.hardware import cpu_products
 from offbeat.placement.plan import cannot_split
 from offbeat.placement.shape import ModelShape
 from offbeat.rollout.engine import Sampling
@@ -150,7 +150,7 @@ def computing_dtype(dtype: str) -> str:
     A CPU without instructions for bfloat16 generates 2.5 times as fast in float32, with the same bfloat16 weights: vLLM
     widens them when it loads a version, so that patches stay small.
     """
-    return "float32" if dtype == "bfloat16" and not on_gpu() and not multiplies_bfloat16() else dtype
+    return dtype if on_gpu() else cpu_products(dtype)
 
 
 def check_room(what: str, tokens: int, longest: int) -> None:

@@ -7,7 +7,9 @@ import torch
 from offbeat.config import Config
 from offbeat.errors import AdapterMismatch
 from offbeat.objective.spec import Need
+from offbeat.placement.hardware import cpu_products
 from offbeat.seeds import derive
+from offbeat.trainer.dither import dither
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.loading import load_policy_model
@@ -39,17 +41,22 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
         config.reference.refresh_every,
         config.seed,
     )
-    return Trainer(policy_model, MasterAdamW(policy_model, settings), step, reference, ranks=ranks)
+    adamw = MasterAdamW(policy_model, settings, _dtypes(config, ranks)[1])
+    if config.model.compute == config.model.serve == "bfloat16":
+        dither(adamw, config.seed)
+    return Trainer(policy_model, adamw, step, reference, ranks=ranks)
 
 
 def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
     adapter = adapter_spec(config)
     if adapter is not None:
         _require_one_base(adapter, ranks)
+    compute, rounds_to = _dtypes(config, ranks)
     return load_policy_model(
         config.model.directory(),
         ranks,
-        compute=getattr(torch, config.model.compute),
+        compute=compute,
+        rounds_to=rounds_to,
         temperature=config.sampling.temperature,
         chunk_tokens=config.trainer.chunk_tokens,
         checkpoint_activations=config.trainer.checkpoint_activations,
@@ -57,6 +64,19 @@ def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
         serve=getattr(torch, config.model.serve),
         seed=config.seed,
     )
+
+
+def _dtypes(config: Config, ranks: Ranks) -> tuple[torch.dtype, torch.dtype | None]:
+    """Return the dtype of products, and that of the weights' values if it is narrower.
+
+    A CPU that only emulates bfloat16 computes in float32, with the weights that engines serve. One rank alone can do
+    that: FSDP has one dtype for both.
+    """
+    wanted: torch.dtype = getattr(torch, config.model.compute)
+    if ranks.size > 1 or torch.accelerator.is_available():
+        return wanted, None
+    products: torch.dtype = getattr(torch, cpu_products(config.model.compute))
+    return products, None if products == wanted else wanted
 
 
 def adapter_spec(config: Config) -> AdapterSpec | None:

@@ -236,7 +236,7 @@ def _persistent_bytes(trainer: Trainer) -> dict[str, int]:
         term = terms.get(name.split("/")[0], "AdamW")
         found[term] = found.get(term, 0) + _local(tensor).nbytes
     parameters = [*trainer.policy_model.parameters()]
-    rounded = sum(_local(p).nbytes for p in parameters if p.requires_grad and p.dtype.itemsize < 4)
+    rounded = sum(_local(p).nbytes for p in trainer.optimizer.rounded)
     frozen = sum(_local(p).nbytes for p in parameters if not p.requires_grad)
     return found | {name: size for name, size in (("parameters", rounded), ("frozen weights", frozen)) if size}
 

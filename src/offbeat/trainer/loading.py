@@ -41,6 +41,7 @@ def load_policy_model(
     ranks: Ranks,
     *,
     compute: torch.dtype,
+    rounds_to: torch.dtype | None = None,
     temperature: float = 1.0,
     chunk_tokens: int = 512,
     checkpoint_activations: bool = False,
@@ -50,14 +51,18 @@ def load_policy_model(
 ) -> PolicyModel:
     """Load the model in `directory` onto this rank's device.
 
-    On one rank the parameters have the dtype `compute`. On several, each rank gets its slices in float32, the master
-    weights. Raises `ModelUnreadable` if files do not hold exactly the tensors of the model.
+    On one rank the parameters have the dtype `compute`, and values that fit into `rounds_to` if given. On several, each
+    rank gets its slices in float32, the master weights. Raises `ModelUnreadable` if files do not hold exactly the
+    tensors of the model.
 
     With an `adapter`, the weights of the model are frozen. They have the values that engines serve, rounded to `serve`,
     and on several ranks that dtype as well. `seed` decides A.
     """
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    model = read_model(directory, compute).to(device) if ranks.size == 1 else empty_model(directory)
+    if ranks.size == 1:
+        model = read_model(directory, rounds_to or compute).to(device, compute)
+    else:
+        model = empty_model(directory)
     policy_model = PolicyModel(
         model,
         temperature=temperature,

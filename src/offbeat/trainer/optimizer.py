@@ -2,7 +2,8 @@
 
 AdamW moves a float32 master copy of each bfloat16 parameter. Gradients of all micro-batches add up in float32. After
 the update, the parameter is the rounded master. A float32 parameter is its own master, also when FSDP shards the model
-with mixed precision. No other part of the trainer sees the difference.
+with mixed precision, unless it is to have the values of a narrower dtype. No other part of the trainer sees the
+difference.
 """
 
 import math
@@ -76,7 +77,7 @@ class OptimizerSettings:
 
 
 class MasterAdamW:
-    """AdamW for one model.
+    """AdamW for one model. With `rounds_to`, float32 parameters have values of that dtype.
 
     >>> model = nn.Linear(2, 1, bias=False, dtype=torch.bfloat16)
     >>> optimizer = MasterAdamW(model, OptimizerSettings(Schedule(1e-2)))
@@ -86,10 +87,11 @@ class MasterAdamW:
     (1.414, 0.01, True)
     """
 
-    def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
+    def __init__(self, model: nn.Module, settings: OptimizerSettings, rounds_to: torch.dtype | None = None) -> None:
         self.settings = settings
+        self._rounds_to = rounds_to
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._masters = {name: _master(p) for name, p in self._parameters.items()}
+        self._masters = {name: _master(p, rounds_to) for name, p in self._parameters.items()}
         embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         decayed = {n for n, p in self._parameters.items() if p.ndim >= 2 and id(p) not in embeddings}
         matrices: dict[str, Any] = {"params": [m for n, m in self._masters.items() if n in decayed]}
@@ -107,6 +109,12 @@ class MasterAdamW:
         for master in self._masters.values():
             moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
             self._adamw.state[master] = {"step": torch.zeros((), device=master.device)} | moments
+        self.round_parameters()
+
+    @property
+    def rounded(self) -> list[nn.Parameter]:
+        """The parameters that have a master of their own."""
+        return [parameter for name, parameter in self._parameters.items() if self._masters[name] is not parameter]
 
     @property
     def updates(self) -> int:
@@ -166,17 +174,17 @@ class MasterAdamW:
 
     @torch.no_grad()
     def round_parameters(self) -> None:
-        """Copy every master into its lower-precision parameter, rounded."""
+        """Copy every master that is not the parameter itself into its parameter, rounded."""
         for name, parameter in self._parameters.items():
             if self._masters[name] is not parameter:
-                parameter.copy_(self._masters[name])
+                parameter.copy_(self._masters[name].to(self._rounds_to or parameter.dtype))
 
 
-def _master(parameter: nn.Parameter) -> Tensor:
+def _master(parameter: nn.Parameter, rounds_to: torch.dtype | None) -> Tensor:
     """Return the tensor that AdamW updates. The gradients of all backward passes accumulate on it."""
-    if parameter.dtype.itemsize >= 4:
+    if rounds_to is None and parameter.dtype.itemsize >= 4:
         return parameter
-    master = parameter.detach().float()
+    master = parameter.detach().to(torch.float32, copy=True)
 
     def move_gradient(source: Tensor) -> None:
         assert source.grad is not None

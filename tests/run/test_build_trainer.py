@@ -1,0 +1,54 @@
+"""What the trainer of a run computes with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.fixtures.tiny_model import save_llama
+from offbeat.config import parse
+from offbeat.placement import hardware
+from offbeat.run.build_trainer import make_trainer
+from offbeat.trainer.fsdp import Ranks, named_tensors, serving_state
+
+
+@pytest.mark.parametrize(
+    ("instructions", "dtype"), [("fpu avx512_bf16", torch.bfloat16), ("fpu avx2", torch.float32)], ids=["has", "lacks"]
+)
+@pytest.mark.parametrize("rank", [0, 4], ids=["full", "adapter"])
+def test_a_cpu_without_bfloat16_trains_the_weights_that_engines_serve_in_float32(
+    instructions: str, dtype: torch.dtype, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : {instructions}\n")
+    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
+    save_llama(tmp_path, tied=True)
+    settings = {"optimizer": {"learning_rate": 1e-3}, "adapter": {"rank": rank}, "objective": {"kl_coefficient": 0.1}}
+    trainer = make_trainer(parse({"model": {"path": str(tmp_path)}, "engine": {"kind": "hf"}} | settings), Ranks())
+    model = trainer.policy_model
+    for step in range(2):
+        served = dict(serving_state(model, torch.bfloat16))
+        assert all(torch.equal(one, served[name].to(dtype)) for name, one in named_tensors(model))
+        assert all(one.dtype == dtype for one in model.parameters())
+        assert all(torch.equal(one, one.bfloat16().to(dtype)) for one in model.parameters())
+        model.model(torch.arange(8)[None]).logits.float().logsumexp(-1).sum().backward()
+        trainer.optimizer.update(step)
+    masters = [value for name, value in trainer.optimizer.tensors().items() if name.startswith("master/")]
+    assert any(not torch.equal(one, one.bfloat16().float()) for one in masters), "small updates add up in masters"
+
+
+@pytest.mark.parametrize(
+    ("compute", "serve", "dithered"),
+    [("bfloat16", "bfloat16", True), ("bfloat16", "float32", False), ("bfloat16", "float16", False),
+     ("float32", "float32", False)],
+)  # fmt: skip
+def test_masters_are_dithered_if_trainer_and_engines_both_round_to_bfloat16(
+    compute: str, serve: str, dithered: bool, tmp_path: Path
+) -> None:
+    save_llama(tmp_path, tied=True)
+    model = {"path": str(tmp_path), "compute": compute, "serve": serve}
+    trainer = make_trainer(parse({"model": model, "engine": {"kind": "hf"}}), Ranks())
+    parameters = dict(trainer.policy_model.named_parameters())
+    masters = {name.removeprefix("master/"): value for name, value in trainer.optimizer.tensors().items()}
+    moved = {name: not torch.equal(masters[name], parameter.float()) for name, parameter in parameters.items()}
+    assert set(moved.values()) == {dithered}
+    assert all(torch.equal(masters[name].bfloat16(), one.bfloat16()) for name, one in parameters.items())
