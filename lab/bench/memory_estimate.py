@@ -13,6 +13,7 @@ from lab.fixtures.memory import peak_bytes, reset_peak, resident_bytes
 from lab.fixtures.processes import Send, Work, run_to_end
 from lab.fixtures.small_trainer import small_trainer
 from offbeat.objective.presets import PRESETS
+from offbeat.placement.hardware import cpu_products
 from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings
@@ -49,17 +50,22 @@ ARMS = (
 
 
 def measuring(arm: Arm) -> Work:
-    """Estimate, then train on the largest micro-batch. The process sends the estimate and the peak, in bytes."""
+    """Estimate, then train on the largest micro-batch. The process sends the estimate and the peak, in bytes.
+
+    A CPU without bfloat16 multiplies bfloat16 weights in float32, as in a run.
+    """
 
     def work(send: Send) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        warm = small_trainer(compute=arm.dtype, dtype=arm.dtype, adapter=arm.adapter)
+        products = getattr(torch, cpu_products(str(arm.dtype).removeprefix("torch.")))
+        warm = small_trainer(compute=products, dtype=products, adapter=arm.adapter)
         check_worst_case(warm, SMALL, estimate_memory(warm, SMALL))  # reads the code of libraries from disk
         before = resident_bytes()
-        model = AutoModelForCausalLM.from_pretrained(smollm2.directory(), dtype=arm.dtype)
+        model = AutoModelForCausalLM.from_pretrained(smollm2.directory(), dtype=arm.dtype).to(products)
         policy_model = PolicyModel(model, checkpoint_activations=arm.checkpoint_activations, adapter=arm.adapter)
         settings = StepSettings(PRESETS["grpo"].objective, token_budget=arm.token_budget)
-        trainer = Trainer(policy_model, MasterAdamW(policy_model, OptimizerSettings()), settings)
+        rounds_to = None if products == arm.dtype else arm.dtype
+        trainer = Trainer(policy_model, MasterAdamW(policy_model, OptimizerSettings(), rounds_to), settings)
         for tensor in trainer.optimizer.tensors().values():
             tensor.add_(0)  # before the first write, moments have no pages
         estimate = estimate_memory(trainer, arm.shape)

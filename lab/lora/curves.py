@@ -14,10 +14,10 @@ from lab.figures import Figure
 from lab.learning.evidence.rows import KEPT
 from lab.learning.evidence.smollm2 import ARMS as SETTINGS
 from lab.learning.evidence.smollm2 import FILE as FULL
-from lab.learning.evidence.smollm2 import RATE, SEEDS, Runs, command, describe, final, rows, sweep_parser
+from lab.learning.evidence.smollm2 import SEEDS, Runs, command, describe, final, rows, sweep_parser
 from lab.learning.statistics import Interval, difference
 
-ADAPTER: Final = ("adapter.rank=8", f"optimizer.learning_rate={10 * RATE}")
+ADAPTER: Final = ("adapter.rank=8", "optimizer.learning_rate=5e-5")
 ARMS: Final = {name: (*ADAPTER, *SETTINGS[name]) for name in ("v1", "v10")}
 FILE: Final = KEPT / "lora-smollm2.jsonl"
 

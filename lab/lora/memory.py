@@ -48,8 +48,7 @@ def main() -> bool:
             0.85 <= worst <= 1.15,
             len(found),
             f"{'; '.join(arms)}. The peak is of resident memory beyond that after a step of a tiny model. Not "
-            "estimated: what the CPU's bfloat16 products hold in float32 if it has no instructions for them, a copy of "
-            "the logits here; and freed memory that the allocator keeps between tensors. A run measures the peak of "
+            "estimated: freed memory that the allocator keeps between tensors. A run measures the peak of "
             "its largest micro-batch before the first step",
         ),
         Figure(
