@@ -107,11 +107,19 @@ class TestRefusal:
 
 class TestNoGradient:
     def test_equal_rewards_everywhere_raise_an_error(self) -> None:
-        trainer, groups = a_trainer(Objective()), [equal_rewards(g) for g in some_groups(1)]
+        failed, *others = some_groups(1)
+        wrong = tuple(replace(one, score=Score(0.0)) for one in failed.completions)
+        groups = [replace(failed, completions=wrong), *map(equal_rewards, others)]
+        trainer = a_trainer(Objective())
         before = snapshot(trainer)
         with pytest.raises(NoGradient, match="0 tokens had gradient: of 3 groups 3 have no difference in reward"):
             trainer.train(groups)
         assert same(snapshot(trainer), before)
+
+    def test_one_reward_for_all_may_mean_that_the_prompts_are_solved(self) -> None:
+        solved = [equal_rewards(group) for group in some_groups(1)]
+        with pytest.raises(NoGradient, match=r"of 3 groups has reward 1\. If none is higher, the policy solves these"):
+            a_trainer(Objective()).train(solved)
 
     def test_a_gate_that_stops_every_token_raises_an_error(self) -> None:
         trainer = a_trainer(PRESETS["rec-twoside"].objective)

@@ -304,7 +304,13 @@ def _has_gradient(objective: Objective, part: MicroBatchTensors, loss: Loss) -> 
 
 
 def _no_reward_difference(batch: Batch) -> str:
-    groups, credit = len(batch.groups), batch.credit
+    groups, credit, rewards = len(batch.groups), batch.credit, batch.rewards_BG[batch.scored_BG].unique().tolist()
+    if len(rewards) == 1:
+        return (
+            f"0 tokens had gradient: every completion of {groups} groups has reward {rewards[0]:g}. If none is higher, "
+            "the policy solves these prompts: end the run, or use harder ones. If it means failure, use easier prompts "
+            "or larger groups, or check the reward function"
+        )
     return (
         f"0 tokens had gradient: of {groups} groups {int(credit.zero_variance_B.sum())} have no difference in reward "
         f"and {int(credit.too_small_B.sum())} fewer than two scored completions; use other prompts, enlarge groups, "
