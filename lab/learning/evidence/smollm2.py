@@ -11,7 +11,7 @@ import json
 import subprocess
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Final, TypedDict, cast
@@ -115,16 +115,16 @@ def run(arm: str, settings: Settings, seed: int, steps: int = STEPS, program: Se
         "arm": arm,
         "seed": seed,
         "curve": [cast("list[float]", event["pass@1"])[0] for event in events if event["kind"] == "evaluated"],
-        "groups": sum(count for event in trained for _, count in fresh_rewards(event)),
+        "groups": sum(map(generated, trained)),
         "publishes": sum(event["kind"] == "published" for event in events) - 1,
         "seconds": cast("dict[str, float]", events[-1]["seconds"]),
         "commit": commit(),
     }
 
 
-def fresh_rewards(event: Mapping[str, Json]) -> Iterable[tuple[float, int]]:
-    """Return mean reward and number of the fresh groups of a step, for each version that wrote them."""
-    return cast("dict[str, tuple[float, int]]", event["rewards"]).values()
+def generated(event: Mapping[str, Json]) -> int:
+    """Return the number of groups generated for a step, those without contrast included."""
+    return sum(groups for _, groups in cast("dict[str, tuple[float, int]]", event["rewards"]).values())
 
 
 def final(row: SmolRow) -> float:
