@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
+from transformers import LlamaForCausalLM
 
+from lab.fixtures.ranks import run_ranks
 from lab.fixtures.tiny_model import save_llama
 from offbeat.config import parse
 from offbeat.placement import hardware
 from offbeat.run.build_trainer import make_trainer
 from offbeat.trainer.fsdp import Ranks, named_tensors, serving_state
+from offbeat.types import Json
 
 
 @pytest.mark.parametrize(
@@ -52,3 +56,31 @@ def test_masters_are_dithered_if_trainer_and_engines_both_round_to_bfloat16(
     moved = {name: not torch.equal(masters[name], parameter.float()) for name, parameter in parameters.items()}
     assert set(moved.values()) == {dithered}
     assert all(torch.equal(masters[name].bfloat16(), one.bfloat16()) for name, one in parameters.items())
+
+
+def masters_and_weights(ranks: Ranks, directory: str) -> Json:
+    """Build the trainer of a run; return all masters, and the weights of version 0 on the first rank."""
+    trainer = make_trainer(parse({"model": {"path": directory}, "engine": {"kind": "hf"}}), ranks)
+    states = trainer.optimizer.tensors().items()
+    masters = {name: one for name, one in states if name.startswith("master/")}
+    whole = {name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in masters.items()}
+    served = dict(serving_state(trainer.policy_model, torch.bfloat16))
+    return [{name: one.tolist() for name, one in found.items()} for found in (whole, served)]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_number_of_ranks_dithers_the_same_masters_and_serves_the_weights_of_the_file(
+    size: int, tmp_path: Path
+) -> None:
+    save_llama(tmp_path, tied=True)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    alone = masters_and_weights(Ranks(), str(tmp_path))
+    ranks = run_ranks(masters_and_weights, size, (str(tmp_path),))
+    assert isinstance(alone, list) and ranks[0] == alone
+    assert all(isinstance(rank, list) and rank[0] == alone[0] for rank in ranks)
+    masters, served = alone
+    assert isinstance(masters, dict) and isinstance(served, dict)
+    assert served == {name: one.tolist() for name, one in model.named_parameters()}
+    assert len(masters) == len(served) and all(masters[f"master/model.{name}"] != one for name, one in served.items())
