@@ -13,7 +13,7 @@ from statistics import fmean
 from lab.figures import Figure, command_parser, record
 from lab.learning.evidence.block_claims import CLAIMS
 from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, Block
-from lab.learning.evidence.claims import UNDECIDED, Cells, Verdict, judge
+from lab.learning.evidence.claims import Cells, judge
 from lab.learning.evidence.regret import regret_figures
 from lab.learning.evidence.rows import rows
 
@@ -35,23 +35,7 @@ def figures(blocks: Sequence[Block]) -> list[Figure]:
     verdicts = [verdict for name in cells if name in CLAIMS for verdict in judge(list(CLAIMS[name](cells[name])))]
     conditions = [cells[name] for name in CONDITION_BLOCKS if name in cells]
     stated = regret_figures(conditions) if len(conditions) == len(CONDITION_BLOCKS) else []
-    return [*map(figure, verdicts), *stated]
-
-
-def figure(verdict: Verdict) -> Figure:
-    """Return the row of a verdict."""
-    claim = verdict.claim
-    why = "" if verdict.holds else f"{'the interval holds the margin' if verdict.word == UNDECIDED else verdict.word}; "
-    return Figure(
-        claim.id,
-        claim.what,
-        claim.rule,
-        f"{verdict.word}: {verdict.numbers}",
-        "",
-        verdict.holds,
-        len(claim.values),
-        f"{why}{claim.note}; interval at level {verdict.level:.4f} by Holm's rule",
-    )
+    return [*(verdict.figure() for verdict in verdicts), *stated]
 
 
 def main() -> bool:

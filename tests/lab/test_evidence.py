@@ -13,9 +13,10 @@ from lab.learning.evidence.cells import make_config
 from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, Paired, judge
 from lab.learning.evidence.regret import regret_figures
 from lab.learning.evidence.rows import EvidenceRow, Key, area, final
+from lab.learning.evidence.smollm2 import ARMS, SEEDS, Runs
+from lab.learning.evidence.smollm2 import figures as smollm2_figures
 from lab.learning.evidence.tasks import TASKS
 from lab.learning.statistics import Interval, holm_levels, p_value, student_limit, student_tail
-from lab.learning.verdicts import figure
 
 
 def row(arm: str, rate: float, seed: int, level: float, groups: int = 100) -> EvidenceRow:
@@ -145,7 +146,7 @@ def test_every_block_has_claims_about_its_own_arms() -> None:
         if block.name in CONDITION_BLOCKS:
             continue
         found = judge(list(CLAIMS[block.name](Cells(block, done))))
-        figures = [figure(verdict) for verdict in found]
+        figures = [verdict.figure() for verdict in found]
         assert len({one.id for one in figures}) == len(figures)
         assert all(one.id.startswith(f"evidence.{block.name[0]}.{block.task}.") for one in figures)
         assert all(one.n == block.seeds and one.note for one in figures)
@@ -188,3 +189,28 @@ def _reported(arm: EvidenceArm, seeds: int, place: int) -> dict[Key, EvidenceRow
     rate = arm.rate or 5e-4
     noise = [(37 * seed + 11 * place) % 17 / 1000 for seed in range(1, seeds + 1)]
     return {(arm.name, rate, seed): row(arm.name, rate, seed, 0.85 + noise[seed - 1]) for seed in range(1, seeds + 1)}
+
+
+@pytest.mark.parametrize(
+    ("losses", "measured"),
+    [
+        ((0.01, 0.02, 0.0, 0.01, 0.02), "no loss above 0.08: -0.012"),
+        ((0.2, 0.21, 0.19, 0.2, 0.22), "loses more than 0.08: -0.204"),
+        ((0.0, 0.2, 0.1, 0.05, 0.15), "undecided: -0.100"),
+    ],
+)
+def test_smollm2_is_said_to_lose_only_what_its_whole_interval_loses(losses: tuple[float, ...], measured: str) -> None:
+    done: Runs = {}
+    for seed, loss in zip(SEEDS, losses, strict=True):
+        for arm in ARMS:
+            level = 0.9 - (loss if arm == "v10" else 0.0)
+            curve = [0.1, 0.3, 0.5, level - 0.02, level + 0.02]
+            done[arm, seed] = {
+                "arm": arm, "seed": seed, "curve": curve, "groups": 320, "publishes": 40,
+                "seconds": {"training": 100.0}, "commit": "abc",
+            }  # fmt: skip
+    by_id = {one.id: one for one in smollm2_figures(done)}
+    assert str(by_id["evidence.smollm2.v1"].measured) == "0.900 ± 0.000"
+    assert str(by_id["evidence.smollm2.v10-loss"].measured).startswith(measured)
+    assert by_id["evidence.smollm2.v10-loss"].holds == measured.startswith("no loss")
+    assert by_id["evidence.smollm2.replay-loss"].measured == "no loss above 0.08: 0.000 [0.000, 0.000]"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from lab.figures import Figure
 from lab.learning.evidence.blocks import Block
 from lab.learning.evidence.rows import Done, EvidenceRow, final
 from lab.learning.statistics import Interval, holm_levels, p_value
@@ -84,6 +85,21 @@ class Verdict:
         mean = self.claim.shown(self.interval.mean)
         low, high = sorted(map(self.claim.shown, (self.interval.low, self.interval.high)))  # a scale may be reversed
         return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+    def figure(self) -> Figure:
+        """Return the row of this verdict."""
+        claim = self.claim
+        why = "" if self.holds else f"{'the interval holds the margin' if self.word == UNDECIDED else self.word}; "
+        return Figure(
+            claim.id,
+            claim.what,
+            claim.rule,
+            f"{self.word}: {self.numbers}",
+            "",
+            self.holds,
+            len(claim.values),
+            f"{why}{claim.note}; interval at level {self.level:.4f} by Holm's rule",
+        )
 
 
 def judge(claims: Sequence[Claim]) -> list[Verdict]:

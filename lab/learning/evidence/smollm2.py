@@ -20,9 +20,10 @@ from lab.figures import Figure, command_parser, commit, record
 from lab.fixtures import smollm2
 from lab.fixtures.processes import OFFBEAT
 from lab.fixtures.runs import scratch
+from lab.learning.evidence.claims import Claim, Paired, judge
 from lab.learning.evidence.rows import KEPT
 from lab.learning.smollm2_run import TRAINED
-from lab.learning.statistics import Interval, difference
+from lab.learning.statistics import Interval
 from offbeat.run.journal import read
 from offbeat.types import Json
 
@@ -33,6 +34,7 @@ ARMS: Final[dict[str, Settings]] = {
     "v10": ("sync.every=10",),
     "replay": ("sync.every=1", "sampler.mode=replay", "sampler.share=0.5", "sampler.reuse_budget=4"),
 }
+BASE: Final = "v1"
 SEEDS: Final = (1, 2, 3, 4, 5)
 STEPS: Final = 40
 EVERY: Final = 10
@@ -133,29 +135,37 @@ def final(row: SmolRow) -> float:
 
 
 def figures(done: Runs) -> list[Figure]:
-    """Return the final pass rates, and the differences from v = 1."""
-    found, base = [], [final(done["v1", seed]) for seed in SEEDS]
-    for arm in ARMS:
-        arm_rows = [done[arm, seed] for seed in SEEDS]
-        finals = [final(row) for row in arm_rows]
-        note = describe(arm_rows)
-        what = f"SmolLM2-135M on vLLM, {arm}: final pass@1"
-        found.append(Figure(f"evidence.smollm2.{arm}", what, "stated", str(Interval.of(finals)), "", True, 5, note))
-        if arm != "v1":
-            apart = difference(finals, base)
-            found.append(
-                Figure(
-                    f"evidence.smollm2.{arm}-loss",
-                    f"SmolLM2-135M on vLLM: final pass@1 of {arm} minus that of v = 1",
-                    f"interval above {LOSS}",
-                    f"{apart.mean:.3f} [{apart.low:.3f}, {apart.high:.3f}]",
-                    "",
-                    apart.low > LOSS,
-                    len(SEEDS),
-                    "paired by seed; " + ("no loss above 0.08" if apart.low > LOSS else "undecided at five seeds"),
-                )
-            )
-    return found
+    """Return the final pass rates, and the verdicts on their differences from v = 1."""
+    by_arm = {arm: [done[arm, seed] for seed in SEEDS] for arm in ARMS}
+    finals = {arm: [final(row) for row in arm_rows] for arm, arm_rows in by_arm.items()}
+    found = [
+        Figure(
+            f"evidence.smollm2.{arm}",
+            f"SmolLM2-135M on vLLM, {arm}: final pass@1",
+            "stated",
+            str(Interval.of(finals[arm])),
+            "",
+            True,
+            len(SEEDS),
+            describe(by_arm[arm]),
+        )
+        for arm in ARMS
+    ]
+    return found + [verdict.figure() for verdict in judge([_loss(arm, finals) for arm in ARMS if arm != BASE])]
+
+
+def _loss(arm: str, finals: Mapping[str, Sequence[float]]) -> Claim:
+    apart = [one - other for one, other in zip(finals[arm], finals[BASE], strict=True)]
+    return Claim(
+        f"evidence.smollm2.{arm}-loss",
+        f"SmolLM2-135M on vLLM: final pass@1 of {arm} minus that of v = 1",
+        f"interval above {LOSS}",
+        Paired((arm, BASE), apart),
+        (LOSS,),
+        f"no loss above {-LOSS}",
+        f"loses more than {-LOSS}",
+        f"{Interval.of(finals[arm])} against {Interval.of(finals[BASE])}, paired by seed",
+    )
 
 
 def describe(arm_rows: Sequence[SmolRow]) -> str:
