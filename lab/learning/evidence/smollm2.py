@@ -14,7 +14,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Final, TypedDict, cast
+from typing import Final, NotRequired, TypedDict, cast
 
 from lab.figures import Figure, command_parser, commit, record
 from lab.fixtures import smollm2
@@ -23,7 +23,7 @@ from lab.fixtures.runs import scratch
 from lab.learning.evidence.claims import Claim, Paired, judge
 from lab.learning.evidence.rows import KEPT
 from lab.learning.smollm2_run import TRAINED
-from lab.learning.statistics import Interval
+from lab.learning.statistics import Interval, difference
 from offbeat.run.journal import read
 from offbeat.types import Json
 
@@ -70,6 +70,8 @@ class SmolRow(TypedDict):
     groups: int
     """Groups generated for training."""
     publishes: int
+    drift: NotRequired[float]
+    """Mean drift of what was trained on. The first runs did not keep it."""
     seconds: dict[str, float]
     commit: str
 
@@ -119,6 +121,7 @@ def run(arm: str, settings: Settings, seed: int, steps: int = STEPS, program: Se
         "curve": [cast("list[float]", event["pass@1"])[0] for event in events if event["kind"] == "evaluated"],
         "groups": sum(map(generated, trained)),
         "publishes": sum(event["kind"] == "published" for event in events) - 1,
+        "drift": round(fmean(cast("dict[str, float]", event["metrics"])["drift_tv_token"] for event in trained), 5),
         "seconds": cast("dict[str, float]", events[-1]["seconds"]),
         "commit": commit(),
     }
@@ -141,7 +144,7 @@ def figures(done: Runs) -> list[Figure]:
     found = [
         Figure(
             f"evidence.smollm2.{arm}",
-            f"SmolLM2-135M on vLLM, {arm}: final pass@1",
+            f"SmolLM2-135M on vLLM, {arm}, learning rate 5e-6: final pass@1",
             "stated",
             str(Interval.of(finals[arm])),
             "",
@@ -151,14 +154,35 @@ def figures(done: Runs) -> list[Figure]:
         )
         for arm in ARMS
     ]
-    return found + [verdict.figure() for verdict in judge([_loss(arm, finals) for arm in ARMS if arm != BASE])]
+    verdicts = judge([_loss(arm, finals) for arm in ARMS if arm != BASE])
+    return [*found, *(verdict.figure() for verdict in verdicts), _at_equal_groups(by_arm)]
+
+
+def _at_equal_groups(by_arm: Mapping[str, Sequence[SmolRow]]) -> Figure:
+    """Compare replay at its end with v = 1 at half time, when it has generated about as many groups."""
+    half = STEPS // EVERY // 2
+    replay = [row["curve"][-1] for row in by_arm["replay"]]
+    fresh = [row["curve"][half] for row in by_arm[BASE]]
+    apart = difference(replay, fresh)
+    generated_by = fmean(row["groups"] for row in by_arm["replay"]), fmean(row["groups"] for row in by_arm[BASE]) / 2
+    return Figure(
+        "evidence.smollm2.replay-groups",
+        "SmolLM2-135M on vLLM: pass@1 of replay minus that of v = 1 after about as many generated groups",
+        "stated",
+        f"{apart.mean:.3f} [{apart.low:.3f}, {apart.high:.3f}]",
+        "",
+        True,
+        len(SEEDS),
+        f"replay after {STEPS} steps and {generated_by[0]:.0f} groups {Interval.of(replay)}, v = 1 after {STEPS // 2} "
+        f"steps and {generated_by[1]:.0f} groups {Interval.of(fresh)}; paired by seed",
+    )
 
 
 def _loss(arm: str, finals: Mapping[str, Sequence[float]]) -> Claim:
     apart = [one - other for one, other in zip(finals[arm], finals[BASE], strict=True)]
     return Claim(
         f"evidence.smollm2.{arm}-loss",
-        f"SmolLM2-135M on vLLM: final pass@1 of {arm} minus that of v = 1",
+        f"SmolLM2-135M on vLLM, learning rate 5e-6: final pass@1 of {arm} minus that of v = 1",
         f"interval above {LOSS}",
         Paired((arm, BASE), apart),
         (LOSS,),
@@ -174,9 +198,11 @@ def describe(arm_rows: Sequence[SmolRow]) -> str:
     phases = sorted({phase for row in arm_rows for phase in row["seconds"]})
     seconds = {phase: fmean(row["seconds"].get(phase, 0.0) for row in arm_rows) for phase in phases}
     spent = ", ".join(f"{phase} {value:.0f} s" for phase, value in seconds.items() if value >= 0.5)
+    drifts = [row["drift"] for row in arm_rows if "drift" in row]
+    drift = f", drift {fmean(drifts):.3f} (kept for {len(drifts)} runs)" if drifts else ""
     return (
         f"from {starts:.3f}; {fmean(row['groups'] for row in arm_rows):.0f} generated groups, "
-        f"{fmean(row['publishes'] for row in arm_rows):.0f} publishes; {sum(seconds.values()):.0f} s: {spent}"
+        f"{fmean(row['publishes'] for row in arm_rows):.0f} publishes{drift}; {sum(seconds.values()):.0f} s: {spent}"
     )
 
 
