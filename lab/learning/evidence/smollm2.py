@@ -115,13 +115,14 @@ def run(arm: str, settings: Settings, seed: int, steps: int = STEPS, program: Se
             raise SystemExit(f"{arm}, seed {seed} ended with {done.returncode}:\n{done.stderr[-3000:]}")
         events = list(read(place / "run" / "events.jsonl"))
     trained = [event for event in events if event["kind"] == "step"]
+    metrics = [cast("dict[str, float]", event["metrics"]) for event in trained]
     return {
         "arm": arm,
         "seed": seed,
         "curve": [cast("list[float]", event["pass@1"])[0] for event in events if event["kind"] == "evaluated"],
         "groups": sum(map(generated, trained)),
         "publishes": sum(event["kind"] == "published" for event in events) - 1,
-        "drift": round(fmean(cast("dict[str, float]", event["metrics"])["drift_tv_token"] for event in trained), 5),
+        "drift": round(fmean(one["drift_tv_token"] for one in metrics if "drift_tv_token" in one), 5),
         "seconds": cast("dict[str, float]", events[-1]["seconds"]),
         "commit": commit(),
     }
