@@ -1,8 +1,10 @@
 """The verdicts of the evidence follow the rules of its protocol, on numbers computed by hand."""
 
+import json
 import math
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from lab.learning.evidence.cells import make_config
 from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, Paired, judge
 from lab.learning.evidence.regret import regret_figures
 from lab.learning.evidence.rows import EvidenceRow, Key, area, final
-from lab.learning.evidence.smollm2 import ARMS, SEEDS, Runs
+from lab.learning.evidence.smollm2 import ARMS, SEEDS, Runs, SmolRow, command, sweep_parser
 from lab.learning.evidence.smollm2 import figures as smollm2_figures
 from lab.learning.evidence.tasks import TASKS
 from lab.learning.statistics import Interval, holm_levels, p_value, student_limit, student_tail
@@ -214,3 +216,25 @@ def test_smollm2_is_said_to_lose_only_what_its_whole_interval_loses(losses: tupl
     assert str(by_id["evidence.smollm2.v10-loss"].measured).startswith(measured)
     assert by_id["evidence.smollm2.v10-loss"].holds == measured.startswith("no loss")
     assert by_id["evidence.smollm2.replay-loss"].measured == "no loss above 0.08: 0.000 [0.000, 0.000]"
+
+
+def test_the_first_half_of_a_kept_run_of_smollm2_is_trained_again_with_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: SmolRow = {
+        "arm": "v10", "seed": 2, "curve": [0.1, 0.2, 0.3, 0.4, 0.5], "groups": 320, "publishes": 4,
+        "seconds": {}, "commit": "abc",
+    }  # fmt: skip
+    (tmp_path / "runs.jsonl").write_text(json.dumps(kept) + "\n")
+    asked: list[object] = []
+
+    def train(arm: str, settings: tuple[str, ...], seed: int, steps: int) -> SmolRow:
+        asked.extend([arm, settings, seed, steps])
+        return kept | {"curve": [0.1, 0.25, 0.35]}
+
+    parser = sweep_parser("")
+    command(parser.parse_args(["--again", "v10", "2"]), ARMS, tmp_path / "runs.jsonl", smollm2_figures, train)
+    assert asked == ["v10", ("sync.every=10",), 2, 20]
+    assert capsys.readouterr().out == "now   [0.1, 0.25, 0.35]\nkept  [0.1, 0.2, 0.3]\n"
+    with pytest.raises(SystemExit, match="no run of v10, seed 3, is kept"):
+        command(parser.parse_args(["--again", "v10", "3"]), ARMS, tmp_path / "runs.jsonl", smollm2_figures, train)

@@ -2,6 +2,8 @@
 
     python -m lab.learning.evidence.smollm2 --minutes 60    train missing runs, a quarter of an hour each; the same
                                                             command continues; rows evidence.smollm2.* at the end
+    python -m lab.learning.evidence.smollm2 --again v10 1   the first half of a finished run again, to compare: ten
+                                                            minutes, nothing kept
     python -m lab.learning.evidence.smollm2 --short         one run of two steps, nothing kept
 
 A finished run is one line of `lab/learning/evidence/smollm2.jsonl`, with its seconds by phase.
@@ -211,6 +213,7 @@ def sweep_parser(doc: str | None) -> ArgumentParser:
     """Return the parser of a command that trains runs until its time is up."""
     parser = command_parser(doc, short="one run of two steps; keep nothing")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no new run after this many minutes")
+    parser.add_argument("--again", nargs=2, metavar=("ARM", "SEED"), help="train half of a finished run; keep nothing")
     return parser
 
 
@@ -226,9 +229,24 @@ def command(
         last = list(arms)[-1]
         print(train(last, arms[last], 101, steps=2))
         return
+    if options.again:
+        _repeat(options.again[0], int(options.again[1]), arms, rows(file), train)
+        return
     done = train_missing(arms, file, options.minutes, train)
     if len(done) == len(arms) * len(SEEDS):
         record(*figures(done))
+
+
+def _repeat(arm: str, seed: int, arms: Mapping[str, Settings], kept: Runs, train: Train) -> None:
+    """Train the first half of a run again, and print its evaluations beside the kept ones."""
+    if (arm, seed) not in kept:
+        raise SystemExit(
+            f"no run of {arm}, seed {seed}, is kept; choose an arm of {', '.join(arms)} and a seed {SEEDS}"
+        )
+    curve = kept[arm, seed]["curve"]
+    now = train(arm, arms[arm], seed, steps=EVERY * (len(curve) // 2))["curve"]
+    print(f"now   {[round(value, 3) for value in now]}")
+    print(f"kept  {[round(value, 3) for value in curve[: len(now)]]}")
 
 
 if __name__ == "__main__":
