@@ -42,7 +42,7 @@ STEPS: Final = 40
 EVERY: Final = 10
 """Steps between two evaluations."""
 LOSS: Final = -0.08
-"""The only statement that five seeds allow: no loss above this."""
+"""The margin: five seeds are asked only whether a loss is above it."""
 FILE: Final = KEPT / "smollm2.jsonl"
 CONFIG: Final = (
     "seed = {seed}\nsteps = {steps}"
