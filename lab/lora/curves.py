@@ -5,7 +5,8 @@
     python -m lab.lora.curves --short         one run of two steps, nothing kept
 
 The runs of full training are those of `python -m lab.learning.evidence.smollm2`, with the same seeds. An adapter has
-rank 8 and ten times their learning rate.
+rank 8 and a learning rate of 1e-4: with seed 101 it was at 0.80 after 20 steps, where five seeds of full training are
+at 0.75 to 0.82. With 5e-5, ten times the rate of full training, seed 1 was at 0.39.
 """
 
 from typing import Final
@@ -17,7 +18,7 @@ from lab.learning.evidence.smollm2 import FILE as FULL
 from lab.learning.evidence.smollm2 import SEEDS, Runs, command, describe, final, rows, sweep_parser
 from lab.learning.statistics import Interval, difference
 
-ADAPTER: Final = ("adapter.rank=8", "optimizer.learning_rate=5e-5")
+ADAPTER: Final = ("adapter.rank=8", "optimizer.learning_rate=1e-4")
 ARMS: Final = {name: (*ADAPTER, *SETTINGS[name]) for name in ("v1", "v10")}
 FILE: Final = KEPT / "lora-smollm2.jsonl"
 
