@@ -1,9 +1,8 @@
 """Load versions of an adapter while SmolLM2-135M generates 64 sequences.
 
-    python -m lab.lora.loading    seconds from publish to served, tokens a second with and without loads by turns, and
-                                  the version spans of all completions: rows lora.3.*
-
-About 40 minutes on two cores.
+python -m lab.lora.loading rate      tokens a second with and without loads by turns: row lora.3.rate; half an hour
+python -m lab.lora.loading served    seconds from publish to served, beside sequences and on an idle engine, and the
+                                     version spans of all completions: rows lora.3.*; ten minutes
 """
 
 import asyncio
@@ -14,8 +13,9 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from lab.figures import Figure, command_parser, machine, report
 from lab.fixtures import smollm2
@@ -57,11 +57,6 @@ class Bench:
         state = self.adapted.move(self.published, MOVE)
         self.weights.publish(self.published, state.items(), self.adapted.probe(self.sequences))
         return self.published
-
-    def limit_tokens(self, tokens: int) -> None:
-        """Let completions have so many tokens from now on."""
-        maker = self.worker._maker
-        self.worker._maker = replace(maker, sampling=replace(maker.sampling, max_tokens=tokens))
 
     async def generate(self) -> int:
         """Make 8 groups of 8 as the lanes of a worker do, and return how many tokens they have."""
@@ -134,13 +129,24 @@ async def rates(ready: Bench, *, rounds: int) -> list[tuple[float, float]]:
     return found
 
 
-async def publish_while_generating(ready: Bench, *, loads: int, completions: int) -> list[float]:
-    """Publish versions, spread over so many completions; return the seconds until each was served.
+async def served(ready: Bench) -> float:
+    """Publish a version; return the seconds until it was served.
 
     They begin when the version exists and end when new requests are generated with it: listing, fetch, load and probe.
     """
-    first = ready.worker.tally.groups
-    last = first + completions // SIZE
+    await asyncio.to_thread(ready.publish)
+    began = time.perf_counter()
+    newest = await asyncio.to_thread(ready.policies.newest)
+    assert newest is not None
+    await ready.worker.sync(newest)
+    seconds = time.perf_counter() - began
+    print(f"version {newest} served after {seconds:.3f} s", flush=True)
+    return seconds
+
+
+async def served_while_generating(ready: Bench, *, loads: int, completions: int) -> list[float]:
+    """Publish versions, spread over so many completions; return the seconds until each was served."""
+    last = completions // SIZE
 
     async def lane() -> None:
         while ready.worker.tally.groups < last:
@@ -149,84 +155,102 @@ async def publish_while_generating(ready: Bench, *, loads: int, completions: int
     lanes = [asyncio.create_task(lane()) for _ in range(GROUPS)]
     seconds = []
     for number in range(1, loads + 1):
-        while ready.worker.tally.groups < first + number * (last - first) // (loads + 1):
+        while ready.worker.tally.groups < number * last // (loads + 1):
             await asyncio.sleep(0.05)
-        await asyncio.to_thread(ready.publish)
-        began = time.perf_counter()
-        newest = await asyncio.to_thread(ready.policies.newest)
-        assert newest is not None
-        await ready.worker.sync(newest)
-        seconds.append(time.perf_counter() - began)
-        print(f"version {newest} served after {seconds[-1]:.3f} s", flush=True)
+        seconds.append(await served(ready))
     await asyncio.gather(*lanes)
     return seconds
 
 
-async def loading(short: bool) -> bool:
-    """Rows lora.3.*."""
-    loads, completions, tokens = (1, 64, 8) if short else (20, 2_500, 96)
+async def measure_rate(short: bool) -> list[Figure]:
+    """Row lora.3.rate."""
+    rounds, tokens = (1, 8) if short else (20, 96)
     with tempfile.TemporaryDirectory() as place:
         async with bench(Path(place), tokens) as ready:
             await ready.worker.start()
-            pairs = await rates(ready, rounds=loads)
-            ready.limit_tokens(16)  # many completions in little time
-            waits = await publish_while_generating(ready, loads=loads, completions=completions)
+            pairs = await rates(ready, rounds=rounds)
+    ratios = sorted(a / b for a, b in pairs)
+    ratio = statistics.median(ratios)
+    note = (
+        f"median of {rounds} rounds by turns, a load with its probe in each, lowest {ratios[0]:.3f}, highest "
+        f"{ratios[-1]:.3f}; without loads {statistics.median(bare for _, bare in pairs):.0f} tokens/s; {machine()}"
+    )
+    what = f"tokens per second during {rounds} loads / without loads, SmolLM2-135M, 64 sequences"
+    return [Figure("lora.3.rate", what, "≥ 0.97", round(ratio, 3), "×", ratio >= 0.97, rounds, note)]
+
+
+async def measure_served(short: bool) -> list[Figure]:
+    """Rows lora.3.served, lora.3.idle, lora.3.interrupted and lora.3.spans."""
+    loads, completions, tokens = (1, 64, 8) if short else (20, 5_000, 16)  # many completions in little time
+    with tempfile.TemporaryDirectory() as place:
+        async with bench(Path(place), tokens) as ready:
+            await ready.worker.start()
+            began = time.perf_counter()
+            busy = await served_while_generating(ready, loads=loads, completions=completions)
+            rate = ready.worker.tally.tokens / (time.perf_counter() - began)
+            idle = [await served(ready) for _ in range(loads)]
             interrupted = ready.worker.tally.discarded
             made = [one for group in ready.log.groups() for one in group.completions]
-    ratios = sorted(a / b for a, b in pairs)
-    ratio, wait = statistics.median(ratios), statistics.median(waits)
     whole = sum(len(one.versions) == 1 for one in made)
     versions = {span.version for one in made for span in one.versions}
-    return (
-        report(
-            short,
-            Figure(
-                "lora.3.served",
-                "median time from publish to served, SmolLM2-135M, rank 8, 64 sequences being generated",
-                "≤ 0.5",
-                round(wait, 3),
-                "s",
-                wait <= 0.5,
-                len(waits),
-                f"{min(waits):.3f} to {max(waits):.3f} s: listing, fetch, load, probe; a step of the engine takes "
-                f"{GROUPS * SIZE / statistics.median(bare for _, bare in pairs):.2f} s; {machine()}",
-            ),
-            Figure(
-                "lora.3.rate",
-                f"tokens per second during {loads} loads / without loads, SmolLM2-135M, 64 sequences",
-                "≥ 0.97",
-                round(ratio, 3),
-                "×",
-                ratio >= 0.97,
-                len(ratios),
-                f"median of {len(ratios)} rounds by turns, a load with its probe in each, lowest "
-                f"{ratios[0]:.3f}, highest {ratios[-1]:.3f}; without loads "
-                f"{statistics.median(bare for _, bare in pairs):.0f} tokens/s; {machine()}",
-            ),
-            Figure(
-                "lora.3.interrupted",
-                "groups interrupted by loads",
-                "0",
-                interrupted,
-                "groups",
-                interrupted == 0,
-                len(made) // SIZE,
-            ),
-            Figure(
-                "lora.3.spans",
-                "completions with exactly one version span",
-                "all",
-                whole,
-                f"of {len(made)}",
-                whole == len(made) and (short or whole >= 5_000),
-                len(made),
-                f"{len(versions)} versions",
-            ),
-        )
-        or short
-    )
+    wait, alone = statistics.median(busy), statistics.median(idle)
+    what = "median time from publish to served, SmolLM2-135M, rank 8"
+    parts = "listing, fetch, load, probe"
+    step = f"a step of the engine takes about {GROUPS * SIZE / rate:.2f} s, and load and probe each wait for one"
+    return [
+        Figure(
+            "lora.3.served",
+            f"{what}, 64 sequences being generated",
+            "≤ 0.5",
+            round(wait, 3),
+            "s",
+            wait <= 0.5,
+            loads,
+            f"{min(busy):.3f} to {max(busy):.3f} s: {parts}; {step}; {machine()}",
+        ),
+        Figure(
+            "lora.3.idle",
+            f"{what}, nothing being generated",
+            "stated",
+            round(alone, 3),
+            "s",
+            True,
+            loads,
+            f"{min(idle):.3f} to {max(idle):.3f} s: {parts}",
+        ),
+        Figure(
+            "lora.3.interrupted",
+            "groups interrupted by loads",
+            "0",
+            interrupted,
+            "groups",
+            interrupted == 0,
+            len(made) // SIZE,
+        ),
+        Figure(
+            "lora.3.spans",
+            "completions with exactly one version span",
+            "all",
+            whole,
+            f"of {len(made)}",
+            whole == len(made) and (short or whole >= 5_000),
+            len(made),
+            f"{len(versions)} versions",
+        ),
+    ]
+
+
+PARTS: Final = {"rate": measure_rate, "served": measure_served}
+
+
+def main() -> bool:
+    parser = command_parser(__doc__, short="one load, short completions; records nothing")
+    parser.add_argument("part", choices=PARTS, nargs="?")
+    options = parser.parse_args()
+    parts = [PARTS[options.part]] if options.part else PARTS.values()
+    figures = [figure for part in parts for figure in asyncio.run(part(options.short))]
+    return report(options.short, *figures) or options.short
 
 
 if __name__ == "__main__":
-    parser = command_parser(__doc__, short="one round and two loads, short completions; records nothing")
-    sys.exit(not asyncio.run(loading(parser.parse_args().short)))
+    sys.exit(not main())

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from lab.bench.memory_estimate import Arm, measuring
+from lab.bench.memory_estimate import HOW, Arm, measure
 from lab.figures import Figure, command_parser, record
 from lab.fixtures import smollm2
-from lab.fixtures.processes import run_to_end
 from offbeat.config.adapter import LINEAR_LAYERS
 from offbeat.trainer.estimate import StepShape
 from offbeat.weights.adapter import AdapterSpec
@@ -21,22 +20,13 @@ FULL = Arm(torch.bfloat16, True, StepShape(96, 64, 8), 608)
 ARMS = (replace(FULL, adapter=ADAPTER), replace(FULL, adapter=ADAPTER, checkpoint_activations=False))
 
 
-def measured(arm: Arm) -> tuple[int, int]:
-    """Return the estimate and the peak, in bytes."""
-    [line] = run_to_end(measuring(arm))
-    estimate, peak = map(int, line.split())
-    return estimate, peak
-
-
 def main() -> bool:
     command_parser(__doc__).parse_args()
     smollm2.directory()
-    found = {arm: measured(arm) for arm in ARMS}
-    ratios = {arm: estimate / peak for arm, (estimate, peak) in found.items()}
-    worst = max(ratios.values(), key=lambda ratio: abs(ratio - 1))
-    arms = [f"{arm}: {estimate / 2**30:.2f} of {peak / 2**30:.2f} GiB" for arm, (estimate, peak) in found.items()]
-    _, full = measured(FULL)
-    share = found[ARMS[0]][1] / full
+    peaks = {arm: measure(arm) for arm in ARMS}
+    worst = max((peak.ratio for peak in peaks.values()), key=lambda ratio: abs(ratio - 1))
+    full = measure(FULL)
+    share = peaks[ARMS[0]].tensors / full.tensors
     return record(
         Figure(
             "lora.5.smollm2",
@@ -46,10 +36,8 @@ def main() -> bool:
             round(worst, 3),
             "×",
             0.85 <= worst <= 1.15,
-            len(found),
-            f"{'; '.join(arms)}. The peak is of resident memory beyond that after a step of a tiny model. Not "
-            "estimated: freed memory that the allocator keeps between tensors. A run measures the peak of "
-            "its largest micro-batch before the first step",
+            len(peaks),
+            f"{'; '.join(f'{arm}: {peak}' for arm, peak in peaks.items())}. {HOW}",
         ),
         Figure(
             "lora.5.full",
@@ -59,7 +47,7 @@ def main() -> bool:
             "×",
             True,
             2,
-            f"both {FULL}; full training {full / 2**30:.2f} GiB",
+            f"both {FULL}; full training {full}",
         ),
     )
 

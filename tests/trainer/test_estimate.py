@@ -53,6 +53,18 @@ def test_activations_are_estimated_from_shorter_rows() -> None:
     assert estimated == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.parametrize("shape", [SHAPE, StepShape(6, 3, 4), StepShape(40, 2, 2)])
+def test_no_term_is_negative_however_many_short_rows_a_micro_batch_has(shape: StepShape) -> None:
+    trainer = small_trainer()
+    object.__setattr__(trainer.settings, "token_budget", 4000)
+    estimate = estimate_memory(trainer, shape)
+    assert min(estimate.terms.values()) > 0, estimate
+    with LiveBytes() as live:
+        check_worst_case(trainer, shape, estimate)
+    step = sum(estimate.terms.get(name, 0) for name in ("gradients", "activations", "backward of a layer"))
+    assert 0.8 <= step / live.peak <= 1.3
+
+
 def test_the_worst_micro_batch_fills_the_budget_with_the_longest_rows() -> None:
     trainer = small_trainer()
     for shape, rows, length in ((SHAPE, 1, 40), (StepShape(8, 4, 2), 3, 16), (StepShape(2, 46, 4), 1, 48)):

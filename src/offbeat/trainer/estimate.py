@@ -31,7 +31,7 @@ from offbeat.errors import StepOutOfMemory
 from offbeat.objective.spec import Need
 from offbeat.trainer.batch import BLOCK, MicroBatch, build_micro_batch, plan_micro_batches
 from offbeat.trainer.checkpoint_files import trainer_tensors
-from offbeat.trainer.forward import UNLIMITED, PolicyModel, synthetic_group, to_model_inputs
+from offbeat.trainer.forward import UNLIMITED, ModelInputs, PolicyModel, synthetic_group, to_model_inputs
 from offbeat.trainer.fsdp import transformer_blocks
 from offbeat.trainer.trainer import Trainer
 from offbeat.types import Group
@@ -117,12 +117,17 @@ def estimate_memory(trainer: Trainer, shape: StepShape) -> MemoryEstimate:
 
 
 def check_worst_case(trainer: Trainer, shape: StepShape, estimate: MemoryEstimate) -> WorstCase:
-    """Run forward and backward of the largest micro-batch, without an update. Raises `StepOutOfMemory`."""
+    """Run forward and backward of the largest micro-batch, without an update. Raises `StepOutOfMemory`.
+
+    A tiny micro-batch goes before it: in a step of several, all but the first have gradients in memory already.
+    """
     policy_model = trainer.policy_model
+    tiny = _first_micro_batch(trainer, [synthetic_group(policy_model.vocab_size, 1, 1, 1)], UNLIMITED)
     micro = worst_micro_batch(trainer, shape)
     with explain_memory_errors(estimate):
+        policy_model(_inputs(trainer, tiny)).logprobs.sum().backward()
         started = time.perf_counter()
-        inputs = to_model_inputs(micro, shared_prefix=trainer.check.shared_prefix, device=policy_model.device)
+        inputs = _inputs(trainer, micro)
         if Need.REFERENCE in trainer.settings.objective.needs:
             trainer.reference_logprobs(inputs)
         if trainer.settings.objective.needs_first_look:
@@ -179,16 +184,22 @@ def _first_micro_batch(trainer: Trainer, groups: Sequence[Group], budget: int) -
     return build_micro_batch(plan, groups)
 
 
+def _inputs(trainer: Trainer, micro: MicroBatch) -> ModelInputs:
+    return to_model_inputs(micro, shared_prefix=trainer.check.shared_prefix, device=trainer.policy_model.device)
+
+
 def _backward_bytes(trainer: Trainer, shape: StepShape, rows: int, length: int) -> tuple[float, float]:
     """Estimate the bytes that `rows` rows keep for the backward pass, and the bytes it needs on top of them.
 
     The first is c + a·n + b·n², fitted to three shorter rows of n tokens. The second is the largest of several peaks:
     that of the output head does not grow with n, that of a layer does, so a line through the two longer rows gives it.
+    It never falls: while short rows keep less than the head's gradient takes, what they need on top shrinks with n.
     During the measurement a chunk of logits is no larger than the shortest row, hence constant; it has its own term.
     """
     policy_model, shared = trainer.policy_model, trainer.check.shared_prefix
     chunk_tokens = policy_model.chunk_tokens
-    shorter = [(max(1, shape.prompt // by), max(1, shape.completion // by)) for by in (8, 8, 6, 4)]
+    cuts = ((1, 8), (1, 8), (2, 6), (3, 4))
+    shorter = [(max(least, shape.prompt // by), max(least, shape.completion // by)) for least, by in cuts]
     size = shape.group if shared else 1
     policy_model.chunk_tokens = min(chunk_tokens, shorter[0][1] * size)
     # A packed row is padded to whole blocks: short groups are repeated, so that the three rows differ in length.
@@ -205,13 +216,12 @@ def _backward_bytes(trainer: Trainer, shape: StepShape, rows: int, length: int) 
         trainer.optimizer.discard()
     sizes, kept, peaks = np.array(measured[1:], np.float64).T
     temporary = (peaks - kept)[-2:]
-    slope = (temporary[1] - temporary[0]) / max(1.0, sizes[-1] - sizes[-2])
+    slope = max(0.0, temporary[1] - temporary[0]) / max(1.0, sizes[-1] - sizes[-2])
     return _extrapolate(sizes, kept, rows, length), float(temporary[1] + slope * (rows * length - sizes[-1]))
 
 
 def _kept_and_peak_bytes(trainer: Trainer, micro: MicroBatch) -> tuple[int, int]:
-    policy_model = trainer.policy_model
-    inputs = to_model_inputs(micro, shared_prefix=trainer.check.shared_prefix, device=policy_model.device)
+    policy_model, inputs = trainer.policy_model, _inputs(trainer, micro)
     with LiveBytes() if policy_model.device.type == "cpu" else AllocatedBytes(policy_model.device) as live:
         stats = policy_model(inputs)
         kept = live.now
@@ -242,8 +252,9 @@ def _persistent_bytes(trainer: Trainer) -> dict[str, int]:
 
 
 def _chunk_bytes(policy_model: PolicyModel, tokens: int) -> int:
-    """Return the bytes of a chunk's logits and of what is computed from them in float32."""
-    return 3 * 4 * min(policy_model.chunk_tokens, tokens) * policy_model.vocab_size
+    """Return the bytes of a chunk's logits and, on a GPU, of what is computed from all of them at once in float32."""
+    each = policy_model.compute_dtype.itemsize if policy_model.device.type == "cpu" else 3 * 4
+    return each * min(policy_model.chunk_tokens, tokens) * policy_model.vocab_size
 
 
 def _gathered_elements(policy_model: PolicyModel) -> int:
