@@ -2,6 +2,7 @@
 
 import os
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -107,12 +108,17 @@ def _measuring(arm: Arm, *, exact: bool) -> Work:
     return work
 
 
+def worst_ratio(ratios: Iterable[float]) -> float:
+    """Return the one that is farthest from 1."""
+    return max(ratios, key=lambda ratio: abs(ratio - 1))
+
+
 def memory_estimates(short: bool) -> list[Figure]:
     """Row trainer.6.memory: how far the estimate is off, the worst of all arms."""
     smollm2.directory()
     peaks = {arm: measure(arm) for arm in (ARMS[3:] if short else ARMS)}
     ratios = [peak.ratio for peak in peaks.values()]
-    worst = max(ratios, key=lambda ratio: abs(ratio - 1))
+    worst = worst_ratio(ratios)
     arms = "; ".join(f"{arm}: {peak}" for arm, peak in peaks.items())
     return [
         Figure(

@@ -196,7 +196,7 @@ async def measure_served(short: bool) -> list[Figure]:
     wait, alone = statistics.median(busy), statistics.median(idle)
     what = "median time from publish to served, SmolLM2-135M, rank 8"
     parts = "listing, fetch, load, probe"
-    step = f"a step of the engine takes about {GROUPS * SIZE / rate:.2f} s, and load and probe each wait for one"
+    step = f"a step of the engine takes about {GROUPS * SIZE / rate:.2f} s; without sequences see lora.3.idle"
     return [
         Figure(
             "lora.3.served",

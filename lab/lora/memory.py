@@ -4,12 +4,11 @@ python -m lab.lora.memory    3 minutes; writes rows lora.5.smollm2, lora.5.smoll
 """
 
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 
-from lab.bench.memory_estimate import HOW, Arm, measure
+from lab.bench.memory_estimate import HOW, Arm, measure, worst_ratio
 from lab.figures import Figure, command_parser, record
 from lab.fixtures import smollm2
 from offbeat.config.adapter import LINEAR_LAYERS
@@ -19,11 +18,6 @@ from offbeat.weights.adapter import AdapterSpec
 ADAPTER = AdapterSpec(8, 32.0, LINEAR_LAYERS, base="")
 FULL = Arm(torch.bfloat16, True, StepShape(96, 64, 8), 608)
 ARMS = (replace(FULL, adapter=ADAPTER), replace(FULL, adapter=ADAPTER, checkpoint_activations=False))
-
-
-def worst_ratio(ratios: Iterable[float]) -> float:
-    """Return the one that is farthest from 1."""
-    return max(ratios, key=lambda ratio: abs(ratio - 1))
 
 
 def main() -> bool:
