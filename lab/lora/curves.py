@@ -10,13 +10,15 @@ at 0.75 to 0.82. With 5e-5, ten times the rate of full training, seed 1 was at 0
 training was chosen below its best.
 """
 
+from collections.abc import Iterable
+from statistics import fmean
 from typing import Final
 
 from lab.figures import Figure
 from lab.learning.evidence.rows import KEPT
 from lab.learning.evidence.smollm2 import ARMS as SETTINGS
+from lab.learning.evidence.smollm2 import EVERY, SEEDS, Runs, SmolRow, command, describe, final, rows, sweep_parser
 from lab.learning.evidence.smollm2 import FILE as FULL
-from lab.learning.evidence.smollm2 import SEEDS, Runs, command, describe, final, rows, sweep_parser
 from lab.learning.statistics import Interval, difference
 
 ADAPTER: Final = ("adapter.rank=8", "optimizer.learning_rate=1e-4")
@@ -25,17 +27,25 @@ FILE: Final = KEPT / "lora-smollm2.jsonl"
 
 
 def figures(done: Runs) -> list[Figure]:
-    """Return the final pass rate of each arm, with its difference from full training where that is there."""
+    """Return the final pass rate of each arm; the note has its curve beside that of full training."""
     found, full = [], rows(FULL)
     for arm in ARMS:
-        arm_rows = [done[arm, seed] for seed in SEEDS]
-        finals = [final(row) for row in arm_rows]
-        beside = [final(full[arm, seed]) for seed in SEEDS if (arm, seed) in full]
-        apart = f"; minus full training {difference(finals, beside)}" if len(beside) == len(SEEDS) else ""
+        adapted, beside = ([runs[arm, seed] for seed in SEEDS] for runs in (done, full))
+        finals = [final(row) for row in adapted]
+        apart = difference(finals, [final(row) for row in beside])
         what = f"SmolLM2-135M on vLLM, adapter of rank 8, {arm}: final pass@1"
-        note = describe(arm_rows) + apart
+        note = (
+            f"every {EVERY} steps {mean_curve(adapted)}, full training {mean_curve(beside)}; final minus full training "
+            f"{apart}; {describe(adapted)}"
+        )
         found.append(Figure(f"lora.4.smollm2-{arm}", what, "stated", str(Interval.of(finals)), "", True, 5, note))
     return found
+
+
+def mean_curve(arm_rows: Iterable[SmolRow]) -> str:
+    """Return the mean pass@1 of each evaluation."""
+    curves = [row["curve"] for row in arm_rows]
+    return ", ".join(f"{fmean(evaluation):.3f}" for evaluation in zip(*curves, strict=True))
 
 
 if __name__ == "__main__":
