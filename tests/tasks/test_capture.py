@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from offbeat.errors import DataError, TaskError
-from offbeat.tasks.capture import write_task
+from offbeat.tasks.capture import RewardFunction, write_task
+from offbeat.tasks.rewards import Reward, grade
 from offbeat.tasks.task import custom
+from offbeat.types import Score
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+3=", "answer": "5"}]
 SCRIPT = """
@@ -110,3 +112,52 @@ def test_what_cannot_be_written_is_refused_with_a_reason(tmp_path: Path) -> None
                        ({"test": ROWS}, "no split 'train'")]:  # fmt: skip
         with pytest.raises(DataError, match=says):
             write_task(tmp_path / "task", reward, rows)
+
+
+def test_a_function_as_trl_documents_it_needs_no_wrapper(tmp_path: Path) -> None:
+    def brief(completions: list[str], **kwargs: object) -> list[float]:
+        return [1.0 if len(text) < 5 else 0.0 for text in completions]
+
+    task = custom(path=str(write_task(tmp_path, brief, ["a question"])))
+    assert [grade(task.rewards, (0, 1), text, {"prompt": "a question"}) for text in ("four", "fifth")] == [
+        Score(1.0, {"brief": 1.0}),
+        Score(0.0, {"brief": 0.0}),
+    ]
+
+
+def test_a_factory_of_rewards_keeps_the_variables_of_the_function_that_was_made(tmp_path: Path) -> None:
+    task = custom(path=str(write_task(tmp_path, at_most(3), ROWS)))
+    assert [task.rewards[0](text, {}) for text in ("abc", "abcd")] == [1.0, 0.0]
+
+
+def test_one_name_for_two_things_is_refused_instead_of_scored_wrongly(tmp_path: Path) -> None:
+    two = [Reward(at_most(3), name="three"), Reward(at_most(5), name="five")]
+    with pytest.raises(TaskError, match="two different things called 'short'; rename one"):
+        write_task(tmp_path / "functions", two, ROWS)
+    with pytest.raises(TaskError, match="two different things called 'limit'"):
+        write_task(tmp_path / "values", [at_most(3), at_least(5)], ROWS)
+    assert len(custom(path=str(write_task(tmp_path / "equal", [at_most(5), at_least(5)], ROWS))).rewards) == 2
+
+
+def test_names_of_the_task_file_itself_are_refused_in_a_reward(tmp_path: Path) -> None:
+    examples = ["one"]
+
+    def known(text: str, columns: object) -> float:
+        return float(text in examples)
+
+    with pytest.raises(TaskError, match="'examples', which every task file defines itself; rename yours"):
+        write_task(tmp_path, known, ROWS)
+
+
+def at_most(limit: int) -> RewardFunction:
+    def short(text: str, columns: object) -> float:
+        return float(len(text) <= limit)
+
+    return short
+
+
+def at_least(limit: int) -> RewardFunction:
+    def long(text: str, columns: object) -> float:
+        return float(len(text) >= limit)
+
+    return long

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from offbeat.errors import DataError, TaskError
 from offbeat.tasks.data import rows
-from offbeat.tasks.rewards import Reward
+from offbeat.tasks.rewards import Reward, reward_of
 
 RewardFunction = Callable[..., object] | Reward
 _HEAD: Final = (
@@ -39,6 +39,14 @@ def {name}():
     with Path(__file__).with_name("{name}.jsonl").open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 """
+_OWN: Final = object()
+_FILE_NAMES: Final[Mapping[str, object]] = {
+    "json": json,
+    "Path": Path,
+    "Reward": Reward,
+    **dict.fromkeys(("examples", "evaluation_examples", "reward_range", "rewards"), _OWN),
+}
+"""What names of a task file stand for before any reward function is written into it."""
 _SESSIONS: Final = {"__main__", "__mp_main__"}
 
 
@@ -59,7 +67,7 @@ def write_task(
         reward_range: A completion whose reward is outside counts as not scored.
     """
     chosen = [rewards] if isinstance(rewards, Reward) or not isinstance(rewards, Sequence) else list(rewards)
-    listed = [one if isinstance(one, Reward) else Reward(_checked(one)) for one in chosen]
+    listed = [one if isinstance(one, Reward) else reward_of(_checked(one)) for one in chosen]
     if not listed:
         raise TaskError("there is no reward function; give at least one")
     source = SourceCapture()
@@ -155,24 +163,40 @@ class SourceCapture:
 
     _imports: dict[str, None] = field(default_factory=dict)
     _definitions: dict[str, str] = field(default_factory=dict)
+    _values: dict[str, object] = field(default_factory=lambda: dict(_FILE_NAMES))
+    """What each name stands for."""
 
     def use(self, function: object, name: str = "") -> str:
         """Make an object available under `name`, by default its own, and return the name."""
-        own_name = str(getattr(function, "__qualname__", name))
+        own_name = str(getattr(function, "__name__", name))
         name = name or own_name
-        if name in self._definitions:
+        if not self._claim(name, function):
             return name
         home = sys.modules.get(str(getattr(function, "__module__", "")))
         if home is not None and home.__name__ not in _SESSIONS and getattr(home, own_name, None) is function:
             self._import(home, f"from {home.__name__} import {_aliased(own_name, name)}")
             return name
+        self._claim(own_name, function)
         source = self._source(function, name)
-        self._definitions[name] = ""  # before its dependencies, which may use it: functions that call each other
         for used, value in _session_names(source, function):
             self._define(used, value, user=own_name)
-        del self._definitions[name]
         self._definitions[name] = source if own_name == name else f"{source}\n\n{name} = {own_name}"
         return name
+
+    def _claim(self, name: str, value: object) -> bool:
+        """Let a name stand for a value. Returns False if it does already; raises if it stands for another one."""
+        if name not in self._values:
+            self._values[name] = value
+            return True
+        other = self._values[name]
+        if other is value or (type(other) is type(value) and _is_constant(value) and other == value):
+            return False
+        if other is _OWN:
+            raise TaskError(f"a reward function uses {name!r}, which every task file defines itself; rename yours")
+        raise TaskError(
+            f"the reward functions use two different things called {name!r}; rename one of them, or put the functions "
+            "into Python files and import them"
+        )
 
     def _source(self, function: object, name: str) -> str:
         try:
@@ -185,7 +209,10 @@ class SourceCapture:
         return source.rstrip()
 
     def _define(self, name: str, value: object, user: str) -> None:
-        if name in self._definitions:
+        if inspect.isfunction(value) or inspect.isclass(value) or inspect.isbuiltin(value):
+            self.use(value, name)
+            return
+        if not self._claim(name, value):
             return
         if isinstance(value, ModuleType):
             self._import(value, f"import {_aliased(value.__name__, name)}")
@@ -194,8 +221,6 @@ class SourceCapture:
             self._definitions[name] = f"{name} = re.compile({value.pattern!r}, {int(value.flags)})"
         elif _is_literal(value):
             self._definitions[name] = f"{name} = {value!r}"
-        elif inspect.isfunction(value) or inspect.isclass(value) or inspect.isbuiltin(value):
-            self.use(value, name)
         else:
             raise TaskError(
                 f"{user} uses {name!r}, a {type(value).__name__}, which a scoring process cannot get from here; "
@@ -243,6 +268,10 @@ def _is_literal(value: object) -> bool:
         return bool(ast.literal_eval(repr(value)) == value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return False
+
+
+def _is_constant(value: object) -> bool:
+    return isinstance(value, re.Pattern) or _is_literal(value)
 
 
 def _own_root(module: ModuleType) -> str | None:

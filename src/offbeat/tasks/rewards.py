@@ -21,6 +21,7 @@ DETAIL_LIMIT: Final = 500
 """Characters of an error message to keep."""
 FOR_EVALUATION: Final = "offbeat.evaluation"
 """The column of a prompt that is scored by the reward functions of `Task.evaluation`. They do not see it."""
+_TRL_PARAMETERS: Final = {"completions", "prompts", "completion_ids"}
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,8 @@ class Reward:
         if not math.isfinite(self.weight):
             raise ValueError(f"reward {self.name!r} has weight {self.weight}; a weight must be finite")
         if not self.trl and (problem := _call_problem(self.function)):
-            raise ValueError(
-                f"reward {self.name!r} cannot be called with a text and columns ({problem}); define it as "
-                f"{self.name}(text, columns)"
-            )
+            right = f"from_trl({self.name})" if _is_trl(self.function) else f"{self.name}(text, columns)"
+            raise ValueError(f"reward {self.name!r} cannot take a text and columns ({problem}); write {right}")
 
     def __call__(self, text: str, columns: Columns) -> object:
         return _call_trl(self.function, self.name, text, columns) if self.trl else self.function(text, columns)
@@ -77,6 +76,25 @@ def from_trl(function: Callable[..., object], *, weight: float = 1.0, name: str 
             "outside the trainer. Give the parameter a default value"
         )
     return Reward(function, name, weight, trl=True)
+
+
+def reward_of(function: Callable[..., object]) -> Reward:
+    """Return a function as a `Reward`. TRL's signature is recognized by the name of the first parameter.
+
+    >>> def has_digit(completions, **kwargs):
+    ...     return [float(any(c.isdigit() for c in text)) for text in completions]
+    >>> reward_of(has_digit).trl
+    True
+    """
+    return from_trl(function) if _is_trl(function) else Reward(function)
+
+
+def _is_trl(function: Callable[..., object]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions written in C have none
+        return False
+    return next(iter(parameters), "") in _TRL_PARAMETERS
 
 
 def _call_problem(function: Callable[..., object]) -> str:

@@ -9,7 +9,6 @@ It receives the text of a completion and the columns of the example, and runs in
 """
 
 import hashlib
-import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from offbeat.errors import TaskError, first_line, suggest_nearest
 from offbeat.imports import load_file, resolve
 from offbeat.seeds import derive
 from offbeat.tasks.data import ColumnMap, Deferred, Example, Tokenizer, tokens
-from offbeat.tasks.rewards import AnswerFault, Reward, fault_reward, from_trl
+from offbeat.tasks.rewards import AnswerFault, Reward, fault_reward, reward_of
 from offbeat.tasks.turns import Environment
 from offbeat.types import Json, Prompt
 
@@ -41,7 +40,6 @@ _ROUNDS: Final = 6
 _PROMPTS_KEPT: Final = 4096
 """Prompts whose tokens are kept: small data sets are encoded once, not in every epoch."""
 _SETTINGS: Final = ("reward_range", "answer_fault", "deadline", "answer", "slice_by", "environment")
-_TRL_PARAMETERS: Final = {"completions", "prompts", "completion_ids"}
 
 
 @dataclass(frozen=True)
@@ -286,5 +284,4 @@ def _custom_reward(reward: object) -> Reward:
         return reward
     if not callable(reward):
         raise TaskError(f"{reward!r:.80} is not a reward: it must be a function or a Reward")
-    first = next(iter(inspect.signature(reward).parameters), "")
-    return from_trl(reward) if first in _TRL_PARAMETERS else Reward(reward)
+    return reward_of(reward)
