@@ -21,6 +21,7 @@ from lab.figures import Figure, command_parser, record
 from lab.fixtures import qwen_coder
 from lab.fixtures.forced_lengths import lottery, prompts
 from lab.fixtures.memory import shared_bytes
+from offbeat.placement.hardware import cpu_products
 from offbeat.sandbox.meter import descendants
 from offbeat.types import Json
 
@@ -50,11 +51,14 @@ class Peaks:
     """Of this process."""
     all: int = 0
     """Of this process and all it started."""
+    loading: int = 0
+    """Of this process until its first event: while the model is read, the mapped file counts beside the weights."""
     kinds: list[str] = field(default_factory=list)
     """What happened in the run, in order."""
 
     def __call__(self, event: Mapping[str, Json]) -> None:
         """Note an event; a callback of `offbeat.train`."""
+        self.loading = self.loading or self.trainer
         self.kinds.append(str(event["kind"]))
         print(
             f"{event['kind']} of step {event['step']}: {mebibytes(self.trainer)} of {mebibytes(self.all)}", flush=True
@@ -119,7 +123,8 @@ def main() -> bool:
             "GiB",
             peaks.all <= MOST,
             STEPS,
-            f"the process that trains {mebibytes(peaks.trainer)}, of which {mebibytes(base)} after the imports",
+            f"the process that trains {mebibytes(peaks.trainer)}, of which {mebibytes(base)} after the imports; "
+            f"trainer and vLLM multiply in {cpu_products('bfloat16')} here and hold the weights in it",
         ),
         Figure(
             "lora.5.large-estimate",
@@ -130,7 +135,8 @@ def main() -> bool:
             0.85 <= ratio <= 1.15,
             STEPS,
             f"estimate {mebibytes(sum(terms.values()))} ({listed(terms)}) and {mebibytes(base)} after the imports, "
-            f"peak {mebibytes(peaks.trainer)}",
+            f"peak {mebibytes(peaks.trainer)}; {mebibytes(peaks.loading)} while the model is read, when the mapped "
+            "file counts beside the weights",
         ),
         Figure(
             "lora.5.large-run",
