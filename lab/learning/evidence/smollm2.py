@@ -44,6 +44,16 @@ EVERY: Final = 10
 LOSS: Final = -0.08
 """The margin: five seeds are asked only whether a loss is above it."""
 FILE: Final = KEPT / "smollm2.jsonl"
+BY_STEP: Final = (
+    "gate_stopped_gradient",
+    "gate_stopped_up",
+    "gate_stopped_down",
+    "ess",
+    "drift_tv_token",
+    "drift_tv_sequence",
+    "grad_norm",
+)
+"""The metrics that a run keeps for every step."""
 CONFIG: Final = (
     "seed = {seed}\nsteps = {steps}"
     + TRAINED
@@ -74,6 +84,8 @@ class SmolRow(TypedDict):
     publishes: int
     drift: NotRequired[float]
     """Mean drift of what was trained on. The first runs did not keep it."""
+    by_step: NotRequired[dict[str, list[float | None]]]
+    """`BY_STEP`, step by step; None where a step has no such number. The first runs did not keep it."""
     seconds: dict[str, float]
     commit: str
 
@@ -125,9 +137,14 @@ def run(arm: str, settings: Settings, seed: int, steps: int = STEPS, program: Se
         "groups": sum(map(generated, trained)),
         "publishes": sum(event["kind"] == "published" for event in events) - 1,
         "drift": round(fmean(one["drift_tv_token"] for one in metrics if "drift_tv_token" in one), 5),
+        "by_step": {name: [_rounded(one.get(name)) for one in metrics] for name in BY_STEP},
         "seconds": cast("dict[str, float]", events[-1]["seconds"]),
         "commit": commit(),
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
 
 
 def generated(event: Mapping[str, Json]) -> int:

@@ -1,0 +1,196 @@
+"""Train SmolLM2-135M on vLLM with other bands than 0.2 around α: is it lag, or the band, that costs?
+
+    python -m lab.learning.evidence.bands --minutes 60    train missing runs, a quarter of an hour each; the same
+                                                          command continues; rows door.3.* of what is complete
+    python -m lab.learning.evidence.bands --short         one run of two steps, nothing kept
+
+`lab/learning/protocol.md` has the arms and the rules. The runs of rec-oneside-nois with 0.2 are those of
+`python -m lab.learning.evidence.smollm2`. A finished run is one line of `lab/learning/evidence/smollm2-bands.jsonl`.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import fmean
+from typing import Final
+
+from lab.figures import Figure, record
+from lab.learning.evidence.claims import Claim, Paired, judge
+from lab.learning.evidence.rows import KEPT
+from lab.learning.evidence.smollm2 import FILE as PLAIN
+from lab.learning.evidence.smollm2 import (
+    LOSS,
+    SEEDS,
+    Runs,
+    Settings,
+    SmolRow,
+    describe,
+    final,
+    rows,
+    run,
+    sweep_parser,
+    train_missing,
+)
+from lab.learning.statistics import Interval
+
+OFF_POLICY: Final = "objective.preset=grpo-off-policy"
+WIDE: Final = "objective.clip=[0.6, 2.0]"
+WAVES: Final[tuple[dict[str, Settings], ...]] = (
+    {"off-policy-v10": (OFF_POLICY, "sync.every=10"), "off-policy-v1": (OFF_POLICY, "sync.every=1")},
+    {"wide-v10": (WIDE, "sync.every=10"), "wide-v1": (WIDE, "sync.every=1")},
+    {"is-v10": ("objective.preset=rec-oneside-is", "sync.every=10")},
+    {
+        "off-policy-v20-80": (OFF_POLICY, "sync.every=20", "steps=80"),
+        "off-policy-v40-80": (OFF_POLICY, "sync.every=40", "steps=80"),
+    },
+    {
+        "off-policy-replay": (
+            OFF_POLICY,
+            "sync.every=1",
+            "sampler.mode=replay",
+            "sampler.share=0.5",
+            "sampler.reuse_budget=4",
+        )
+    },
+    {
+        "off-policy-v10-1e-5": (OFF_POLICY, "sync.every=10", "optimizer.learning_rate=1e-5"),
+        "off-policy-v1-1e-5": (OFF_POLICY, "sync.every=1", "optimizer.learning_rate=1e-5"),
+    },
+)
+"""In the order of training; the arms of one wave take turns by seed."""
+ARMS: Final = {arm: settings for wave in WAVES for arm, settings in wave.items()}
+LAGGED: Final = (("off-policy-v10", "off-policy-v1"), ("wide-v10", "wide-v1"), ("nois-v10", "nois-v1"))
+Complete = dict[str, list[SmolRow]]
+"""The runs of the arms that have all seeds."""
+FILE: Final = KEPT / "smollm2-bands.jsonl"
+
+
+def area(row: SmolRow) -> float:
+    """Return the mean of all evaluations."""
+    return fmean(row["curve"])
+
+
+def with_plain(done: Runs) -> Runs:
+    """Return the runs together with the kept ones of rec-oneside-nois, whose band is 0.2."""
+    return done | {(f"nois-{arm}", seed): row for (arm, seed), row in rows(PLAIN).items() if arm != "replay"}
+
+
+def figures(done: Runs) -> list[Figure]:
+    """Return the final of each arm with all its seeds, and the verdicts if the arms of the protocol are complete."""
+    runs = with_plain(done)
+    arms = list(dict.fromkeys(arm for arm, _ in runs))
+    complete = {arm: [runs[arm, seed] for seed in SEEDS] for arm in arms if all((arm, seed) in runs for seed in SEEDS)}
+    return [*(_end(arm, kept) for arm, kept in complete.items()), *_verdicts(complete)]
+
+
+def _end(arm: str, kept: list[SmolRow]) -> Figure:
+    curve = ", ".join(f"{fmean(evaluation):.3f}" for evaluation in zip(*(row["curve"] for row in kept), strict=True))
+    return Figure(
+        f"door.3.{arm}",
+        f"SmolLM2-135M on vLLM, {arm}: final pass@1",
+        "stated",
+        str(Interval.of([final(row) for row in kept])),
+        "",
+        True,
+        len(kept),
+        f"every ten steps {curve}; area {Interval.of([area(row) for row in kept])}; {_steps(kept)}{describe(kept)}",
+    )
+
+
+def _steps(kept: list[SmolRow]) -> str:
+    """Return what was measured at the last step of each cycle of ten, over all seeds."""
+    if not all("by_step" in row for row in kept):
+        return ""
+    parts = []
+    for name in kept[0]["by_step"]:
+        ends = [value for row in kept for value in row["by_step"][name][9::10] if value is not None]
+        if ends:
+            parts.append(f"{name} {fmean(ends):.3f}")
+    return f"at every tenth step {', '.join(parts)}; "
+
+
+def _verdicts(complete: Complete) -> list[Figure]:
+    """Return the verdicts of the protocol on all comparisons whose arms are complete, as one family."""
+    claims = []
+    for lagged, fresh in LAGGED:
+        if {lagged, fresh} <= complete.keys():
+            claims += [_lower_end(lagged, fresh, complete), _slower(lagged, fresh, complete)]
+    for arm in ("off-policy-v10", "wide-v10"):
+        if arm in complete:
+            claims.append(_decides(arm, complete))
+    if "is-v10" in complete:
+        claims.append(_irrelevant(complete))
+    return [verdict.figure() for verdict in judge(claims)]
+
+
+def _paired(one: str, other: str, complete: Complete, of: Callable[[SmolRow], float] = final) -> Paired:
+    return Paired((one, other), [of(a) - of(b) for a, b in zip(complete[one], complete[other], strict=True)])
+
+
+def _lower_end(lagged: str, fresh: str, complete: Complete) -> Claim:
+    return Claim(
+        f"door.3.{lagged}-end",
+        f"SmolLM2-135M on vLLM: final pass@1 of {lagged} minus that of {fresh}",
+        f"interval above {LOSS}",
+        _paired(lagged, fresh, complete),
+        (LOSS,),
+        "no lower end",
+        "a lower end",
+        "paired by seed",
+    )
+
+
+def _slower(lagged: str, fresh: str, complete: Complete) -> Claim:
+    return Claim(
+        f"door.3.{lagged}-way",
+        f"SmolLM2-135M on vLLM: area of {lagged} minus that of {fresh}",
+        f"interval above {LOSS}; slower if it is below 0",
+        _paired(lagged, fresh, complete, area),
+        (LOSS,),
+        "not slower",
+        "slower",
+        "paired by seed",
+        below_edge=0.0,
+    )
+
+
+def _decides(arm: str, complete: Complete) -> Claim:
+    return Claim(
+        f"door.3.{arm}-band",
+        f"SmolLM2-135M on vLLM: final pass@1 of {arm} minus that of nois-v10",
+        "interval above 0",
+        _paired(arm, "nois-v10", complete),
+        (0.0,),
+        "the band decides",
+        "the narrow band is better",
+        "paired by seed",
+    )
+
+
+def _irrelevant(complete: Complete) -> Claim:
+    return Claim(
+        "door.3.is-v10-sampling",
+        "SmolLM2-135M on vLLM: final pass@1 of is-v10 minus that of nois-v10",
+        f"interval within {LOSS} and {-LOSS}",
+        _paired("is-v10", "nois-v10", complete),
+        (LOSS, -LOSS),
+        "importance sampling is irrelevant",
+        "importance sampling matters",
+        "paired by seed",
+    )
+
+
+def main() -> None:
+    options = sweep_parser(__doc__).parse_args()
+    if options.short:
+        print(run("off-policy-v10", ARMS["off-policy-v10"], 101, steps=2))
+        return
+    minutes = options.minutes
+    for wave in WAVES:
+        began = time.monotonic()
+        train_missing(wave, FILE, minutes, run)
+        minutes -= (time.monotonic() - began) / 60
+    record(*figures(rows(FILE)))
+
+
+if __name__ == "__main__":
+    main()
