@@ -229,7 +229,8 @@ def report(
 def tiny_model(directory: str | os.PathLike[str]) -> Path:
     """Make the model of the quickstart, unless `directory` has it already, and return its path.
 
-    It has 0.1 M parameters, writes one-digit sums and gets six in ten of them wrong. Takes about ten seconds.
+    It has 0.1 M parameters and writes one-digit sums. Its most probable answer is wrong, four in ten sampled answers
+    are right. Takes about ten seconds.
     """
     from offbeat.run.quickstart import make_model
 

@@ -94,10 +94,10 @@ _ALL = (
     ),
     Metric(
         "gate_stopped_gradient",
-        "Σ|A| over tokens stopped by the gate / Σ|A| over all tokens",
+        "Σ|A|(1 - π) over tokens stopped by the gate / Σ|A|(1 - π) over all tokens",
         Reduction.SHARE,
-        "share of the batch's pull on the policy that the gate stopped; sync.by_cost counts only tokens of the version "
-        "published last that have moved along their advantage",
+        "share of the batch's gradient that the gate stopped; 1 - π is the slope of log π in the token's logit, so "
+        "tokens that are certain anyway do not hide what is lost",
         "much of the step is wasted: publish sooner, or replay less",
         "almost all of the batch moves the policy",
     ),

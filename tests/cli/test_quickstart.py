@@ -25,8 +25,10 @@ def test_quickstart_trains_a_model_off_policy_and_writes_a_report(tmp_path: Path
     command = [sys.executable, "-c", code, "quickstart", "--out", "mine"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
-    found = re.search(r"pass rate (\d\.\d\d) -> (\d\.\d\d) with 10 publishes", done.stdout)
+    rate = r"(\d\.\d\d) -> (\d\.\d\d)"
+    found = re.search(f"pass rate {rate}, of the most probable answers {rate}, with 10 publishes", done.stdout)
     assert found and float(found[1]) <= 0.5 and float(found[2]) >= 0.9
+    assert float(found[3]) <= 0.5 and float(found[4]) >= 0.9, "the model must not be right before it is trained"
     assert "report: mine/report.html" in done.stdout and (tmp_path / "mine" / "report.html").stat().st_size > 10_000
     steps = [event for event in read(tmp_path / "mine" / "run" / "events.jsonl") if event["kind"] == EventKind.STEP]
     assert max(lag for event in steps for lag in event["lags"]) == 9

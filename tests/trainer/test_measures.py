@@ -125,6 +125,17 @@ class TestByHand:
         figures = self.of(passed=False).overall
         assert figures["gate_stopped_up"] == figures["gate_stopped_down"] == 0.5  # passed in one update of two
 
+    def test_a_stopped_token_counts_by_its_gradient_and_not_by_its_number(self) -> None:
+        """π is e⁻¹ times the ratio. The certain token has no gradient, so stopping it stops nothing."""
+        certain, unlikely = math.e, 0.5
+        ratios = [[certain, unlikely], [certain, unlikely]]
+        lost = {}
+        for name, gate in {"certain": [[False, True]] * 2, "unlikely": [[True, False]] * 2}.items():
+            figures = measured([a_pair("g", 10, ratios)], [ratios], first_passed=gate, updates=1).overall
+            lost[name] = figures["gate_stopped_gradient"]
+            assert figures["gate_stopped_up"] == figures["gate_stopped_down"] == 0.5
+        assert lost["certain"] == pytest.approx(0, abs=1e-6) and lost["unlikely"] == pytest.approx(1, abs=1e-6)
+
     def test_figures_without_data_are_left_out(self) -> None:
         figures = self.of(gated=False).overall
         assert "gate_stopped_up" not in figures and "reference_kl" not in figures

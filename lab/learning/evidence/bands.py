@@ -2,10 +2,12 @@
 
     python -m lab.learning.evidence.bands --minutes 60    train missing runs, a quarter of an hour each; the same
                                                           command continues; rows door.3.* of what is complete
+    python -m lab.learning.evidence.bands --minutes 0     compute rows and the figure again
     python -m lab.learning.evidence.bands --short         one run of two steps, nothing kept
 
 `lab/learning/protocol.md` has the arms and the rules. The runs of rec-oneside-nois with 0.2 are those of
-`python -m lab.learning.evidence.smollm2`. A finished run is one line of `lab/learning/evidence/smollm2-bands.jsonl`.
+`python -m lab.learning.evidence.smollm2`. A finished run is one line of `lab/learning/evidence/smollm2-bands.jsonl`;
+`docs/smollm2-by-publishes.svg` is drawn from those arms that have all seeds.
 """
 
 import time
@@ -13,11 +15,16 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Final
 
+import matplotlib as mpl
+
+mpl.use("svg")
+import matplotlib.pyplot as plt  # after the choice of the backend
+
 from lab.figures import Figure, record
 from lab.learning.evidence.claims import Claim, Paired, judge
 from lab.learning.evidence.rows import KEPT
-from lab.learning.evidence.smollm2 import FILE as PLAIN
 from lab.learning.evidence.smollm2 import (
+    EVERY,
     LOSS,
     SEEDS,
     Runs,
@@ -30,13 +37,17 @@ from lab.learning.evidence.smollm2 import (
     sweep_parser,
     train_missing,
 )
+from lab.learning.evidence.smollm2 import FILE as PLAIN
+from lab.learning.plots import COLORS, plain, save
 from lab.learning.statistics import Interval
 
 OFF_POLICY: Final = "objective.preset=grpo-off-policy"
 WIDE: Final = "objective.clip=[0.6, 2.0]"
 WAVES: Final[tuple[dict[str, Settings], ...]] = (
-    {"off-policy-v10": (OFF_POLICY, "sync.every=10"), "off-policy-v1": (OFF_POLICY, "sync.every=1")},
-    {"wide-v10": (WIDE, "sync.every=10"), "wide-v1": (WIDE, "sync.every=1")},
+    {"off-policy-v10": (OFF_POLICY, "sync.every=10")},
+    {"off-policy-v1": (OFF_POLICY, "sync.every=1")},
+    {"wide-v10": (WIDE, "sync.every=10")},
+    {"wide-v1": (WIDE, "sync.every=1")},
     {"is-v10": ("objective.preset=rec-oneside-is", "sync.every=10")},
     {
         "off-policy-v20-80": (OFF_POLICY, "sync.every=20", "steps=80"),
@@ -74,11 +85,16 @@ def with_plain(done: Runs) -> Runs:
     return done | {(f"nois-{arm}", seed): row for (arm, seed), row in rows(PLAIN).items() if arm != "replay"}
 
 
-def figures(done: Runs) -> list[Figure]:
-    """Return the final of each arm with all its seeds, and the verdicts if the arms of the protocol are complete."""
+def complete_arms(done: Runs) -> Complete:
+    """Return the runs of the arms that have all seeds, those of rec-oneside-nois included."""
     runs = with_plain(done)
-    arms = list(dict.fromkeys(arm for arm, _ in runs))
-    complete = {arm: [runs[arm, seed] for seed in SEEDS] for arm in arms if all((arm, seed) in runs for seed in SEEDS)}
+    arms = dict.fromkeys(arm for arm, _ in runs)
+    return {arm: [runs[arm, seed] for seed in SEEDS] for arm in arms if all((arm, seed) in runs for seed in SEEDS)}
+
+
+def figures(done: Runs) -> list[Figure]:
+    """Return the final of each arm with all its seeds, and the verdicts of the comparisons whose arms are complete."""
+    complete = complete_arms(done)
     return [*(_end(arm, kept) for arm, kept in complete.items()), *_verdicts(complete)]
 
 
@@ -179,6 +195,35 @@ def _irrelevant(complete: Complete) -> Claim:
     )
 
 
+DRAWN: Final = {
+    "off-policy-v1": ("grpo-off-policy, v = 1", COLORS[0], "--"),
+    "off-policy-v10": ("grpo-off-policy, v = 10", COLORS[0], "-"),
+    "wide-v10": ("rec-oneside-nois, clip (0.6, 2.0), v = 10", COLORS[1], "-"),
+    "nois-v1": ("rec-oneside-nois, clip 0.2, v = 1", COLORS[2], "--"),
+    "nois-v10": ("rec-oneside-nois, clip 0.2, v = 10", COLORS[2], "-"),
+}
+
+
+def draw(complete: Complete) -> None:
+    """Plot the pass rate against steps, and against publishes, with intervals over seeds."""
+    _, (by_step, by_publish) = plt.subplots(1, 2, figsize=(7.6, 3.4), sharey=True)
+    for arm, (label, color, line) in DRAWN.items():
+        if arm not in complete:
+            continue
+        points = [Interval.of(rates) for rates in zip(*(row["curve"] for row in complete[arm]), strict=True)]
+        steps = [EVERY * place for place in range(len(points))]
+        publishes = fmean(row["publishes"] for row in complete[arm])
+        for axes, xs in ((by_step, steps), (by_publish, [publishes * step / steps[-1] for step in steps])):
+            axes.plot(xs, [point.mean for point in points], line, color=color, linewidth=1.8, label=label)
+            axes.fill_between(
+                xs, [p.low for p in points], [p.high for p in points], color=color, alpha=0.12, linewidth=0
+            )
+    plain(by_step, "steps", "pass rate")
+    plain(by_publish, "publishes", "")
+    by_publish.legend(frameon=False, fontsize=8, loc="lower right")
+    save("smollm2-by-publishes.svg")
+
+
 def main() -> None:
     options = sweep_parser(__doc__).parse_args()
     if options.short:
@@ -190,6 +235,7 @@ def main() -> None:
         train_missing(wave, FILE, minutes, run)
         minutes -= (time.monotonic() - began) / 60
     record(*figures(rows(FILE)))
+    draw(complete_arms(rows(FILE)))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def quickstart(
     except RunError as error:
         typer.echo(printable(f"{error} with --out"), err=True)
         raise typer.Exit(2) from error
-    typer.echo("1. a model: 0.1 M parameters, pre-trained on one-digit sums of which six in ten are wrong")
+    typer.echo("1. a model: 0.1 M parameters, pre-trained on one-digit sums; six in ten have the same mistake")
     _make_model(out / "model")
     typer.echo(f"2. off-policy training: {config.plan}")
     drive(config, directory, lock)
@@ -74,15 +74,20 @@ def _write_configuration(out: Path) -> Path:
 
 
 def _result(directory: "RunDirectory") -> str:
+    from offbeat.evaluation.table import GREEDY
     from offbeat.events import EventKind
     from offbeat.run.journal import read
 
     events = list(read(directory.events))
-    rates = [cast("list[float]", event["pass@1"])[0] for event in events if event["kind"] == EventKind.EVALUATED]
+    evaluated = [event for event in events if event["kind"] == EventKind.EVALUATED]
     published = sum(event["kind"] == EventKind.PUBLISHED for event in events) - 1
-    if len(rates) < 2:
+    if len(evaluated) < 2:
         return f"too few steps to measure learning, {published} publishes"
-    return f"pass rate {rates[0]:.2f} -> {rates[-1]:.2f} with {published} publishes"
+    changes = [
+        " -> ".join(f"{cast('list[float]', event[name])[0]:.2f}" for event in (evaluated[0], evaluated[-1]))
+        for name in ("pass@1", GREEDY)
+    ]
+    return f"pass rate {changes[0]}, of the most probable answers {changes[1]}, with {published} publishes"
 
 
 def _report(directory: "RunDirectory", out: Path) -> None:

@@ -1,7 +1,8 @@
 """The model of `offbeat quickstart`, made on your machine: no download, no account, no GPU.
 
-It is a Llama of 0.1 M parameters that reads characters. It is pre-trained on one-digit sums, six in ten of them with a
-wrong answer. So it knows how sums are written and is right about four times in ten, which leaves room to learn.
+It is a Llama of 0.1 M parameters that reads characters. It is pre-trained on one-digit sums, six in ten of them with
+the same mistake: a carry is forgotten, or the result is one too large. So its most probable answer is wrong, and about
+four in ten sampled answers are right, which is what RL can learn from.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from offbeat.seeds import derive
 PAD, END = "<pad>", "<end>"
 VOCABULARY: Final = {token: number for number, token in enumerate([PAD, END, *"0123456789+="])}
 WRONG_SHARE: Final = 0.6
-"""Share of wrong answers in pre-training, which RL then corrects."""
+"""Share of wrong answers in pre-training. Above a half, the greedy answer is wrong; RL has to turn it around."""
 ANSWER_TOKENS: Final = 3
 """Two digits and the end-of-text token."""
 BATCH: Final = 128
@@ -100,11 +101,12 @@ def _pretrain(model: LlamaForCausalLM, steps: int, seed: int, say: Callable[[str
 
 
 def _sums(randomness: torch.Generator) -> Tensor:
-    """Return a batch of sums with their answers as tokens; wrong answers are off by one or by ten."""
+    """Return a batch of sums with their answers as tokens, 7+8=15 or wrong: 7+8=5 without the carry, 2+3=6."""
     terms_N2 = torch.randint(10, (BATCH, 2), generator=randomness)
-    errors_N = torch.tensor([-10, -1, 1, 10])[torch.randint(4, (BATCH,), generator=randomness)]
-    wrong_N = torch.rand(BATCH, generator=randomness) < WRONG_SHARE
-    answers_N = (terms_N2.sum(-1) + torch.where(wrong_N, errors_N, 0)) % 100
+    right_N = terms_N2.sum(-1)
+    wrong_N = torch.where(right_N >= 10, right_N - 10, right_N + 1)
+    is_wrong_N = torch.rand(BATCH, generator=randomness) < WRONG_SHARE
+    answers_N = torch.where(is_wrong_N, wrong_N, right_N)
     pairs = zip(terms_N2.tolist(), answers_N.tolist(), strict=True)
     return torch.tensor([_tokens(f"{a}+{b}=", str(answer)) for (a, b), answer in pairs])
 

@@ -56,7 +56,7 @@ TAIL: Final = math.log(10)
 """|log π_k/α| beyond this: the token has become ten times more or less likely."""
 _SUMS: Final = (
     "tokens", "entropy", "known", "tv", "kl", "tail", "gap", "lagged", "lag",
-    "up", "up_stopped", "down", "down_stopped", "pull", "pull_stopped", "reference", "reference_kl",
+    "up", "up_stopped", "down", "down_stopped", "pull", "slope", "slope_stopped", "reference", "reference_kl",
 )  # fmt: skip
 _TOKEN_FIGURES: Final = {
     "entropy": ("entropy", "tokens"),
@@ -66,7 +66,7 @@ _TOKEN_FIGURES: Final = {
     "ratio_tail_share": ("tail", "known"),
     "gate_stopped_up": ("up_stopped", "up"),
     "gate_stopped_down": ("down_stopped", "down"),
-    "gate_stopped_gradient": ("pull_stopped", "pull"),
+    "gate_stopped_gradient": ("slope_stopped", "slope"),
     "reference_kl": ("reference_kl", "reference"),
 }
 """Each metric is the ratio of two sums."""
@@ -130,7 +130,10 @@ def _add_tokens(sums_SK: Tensor, published: Tensor, part: MicroBatchTensors, gat
         values |= {"up_stopped": up_NT * stopped_NT, "down_stopped": down_NT * stopped_NT}
         # The size of a token's pull on the policy, without the importance weight: a stopped token's may be enormous.
         pull_NT = (part.advantages_N * part.weights_N).abs().double()[:, None].expand_as(mask_NT)
-        values |= {"pull": pull_NT * len(part.passes), "pull_stopped": pull_NT * stopped_NT}
+        # A token that is certain has hardly a gradient: that of log π with respect to its own logit is 1 - π.
+        slopes = [pull_NT * -torch.expm1(update.policy_NT.double()) for update in part.passes]
+        values |= {"pull": pull_NT * len(part.passes), "slope": torch.stack(slopes).sum(0)}
+        values["slope_stopped"] = sum(s * ~update.passed_NT for s, update in zip(slopes, part.passes, strict=True))
         # Only the first update shows what lag stops: before later ones, the batch's own updates have moved the policy.
         ahead_NT = mask_NT & part.published_NT & (drift_NT * part.advantages_N[:, None] > 0)
         chosen = (mask_NT & part.published_NT, ahead_NT, ahead_NT & ~first.passed_NT)
