@@ -40,8 +40,10 @@ from lab.learning.evidence.smollm2 import (
 from lab.learning.evidence.smollm2 import FILE as PLAIN
 from lab.learning.plots import COLORS, plain, save
 from lab.learning.statistics import Interval
+from offbeat.run.journal import Phase
 
 OFF_POLICY: Final = "objective.preset=grpo-off-policy"
+SYNC: Final = (Phase.PUBLISHING, Phase.LOADING)
 WIDE: Final = "objective.clip=[0.6, 2.0]"
 WAVES: Final[tuple[dict[str, Settings], ...]] = (
     {"off-policy-v10": (OFF_POLICY, "sync.every=10")},
@@ -95,7 +97,8 @@ def complete_arms(done: Runs) -> Complete:
 def figures(done: Runs) -> list[Figure]:
     """Return the final of each arm with all its seeds, and the verdicts of the comparisons whose arms are complete."""
     complete = complete_arms(done)
-    return [*(_end(arm, kept) for arm, kept in complete.items()), *_verdicts(complete)]
+    ends = [figure for arm, kept in complete.items() for figure in (_end(arm, kept), _sync(arm, kept))]
+    return [*ends, *_verdicts(complete)]
 
 
 def _end(arm: str, kept: list[SmolRow]) -> Figure:
@@ -109,6 +112,21 @@ def _end(arm: str, kept: list[SmolRow]) -> Figure:
         True,
         len(kept),
         f"every ten steps {curve}; area {Interval.of([area(row) for row in kept])}; {_steps(kept)}{describe(kept)}",
+    )
+
+
+def _sync(arm: str, kept: list[SmolRow]) -> Figure:
+    spent = [[row["seconds"].get(phase, 0.0) for phase in SYNC] for row in kept]
+    shares = [sum(one) / sum(row["seconds"].values()) for one, row in zip(spent, kept, strict=True)]
+    return Figure(
+        f"door.3.{arm}-sync",
+        f"SmolLM2-135M on vLLM, {arm}: share of a run's seconds in which weights are published and loaded",
+        "stated",
+        f"{100 * fmean(shares):.0f}",
+        "%",
+        True,
+        len(kept),
+        f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %; two cores, other work beside; the start of vLLM counts",
     )
 
 
