@@ -82,7 +82,8 @@ def test_settings_of_the_last_release_keep_their_meaning(place: Path) -> None:
     recorded = json.loads((place / "runs" / "killed" / "config.json").read_text(encoding="utf-8"))
     config = parse(translate(recorded))
     assert config.sampler.refill_limit == recorded["sampler"]["refill"] == 4
-    assert not config.sampler.refill and config.objective.kl_estimator is None and not config.objective.untested_lag
+    assert not config.sampler.refill and config.objective.kl_estimator is None
+    assert not config.accept
     assert translate(config.model_dump(mode="json")) == config.model_dump(mode="json")  # today's settings stay
 
 
@@ -91,4 +92,4 @@ def test_what_the_last_release_accepted_stays_accepted(place: Path) -> None:
     recorded["objective"]["preset"] = "dapo"  # masks groups of equal rewards
     recorded["run"]["max_lag"] = 16  # 33 in updates, as lag counts today; dapo is reported up to 20
     config = parse(translate(recorded))
-    assert config.sampler.refill and config.objective.untested_lag
+    assert config.sampler.refill and config.accept

@@ -28,7 +28,19 @@ def translate(recorded: Mapping[str, Any]) -> dict[str, Any]:
         _from_0_1(data)
     # Releases without this setting held nothing out. Their runs keep their training prompts when they are resumed.
     data.setdefault("evaluation", {}).setdefault("hold_out", 0.0)
+    if data.get("objective", {}).pop("untested_lag", False):
+        _accept_untested_lag(data)
     return data
+
+
+def _accept_untested_lag(data: dict[str, Any]) -> None:
+    """Consent to lag was a setting of the objective, and lifted the limits that follow from its preset."""
+    data["accept"] = True
+    sync, sampler = data.get("sync", {}), data.get("sampler", {})
+    if (sync.get("by_cost") or sync.get("drift_budget") is not None) and sync.get("every") is None:
+        sync["every"] = max(100, sync.get("at_least", 1))
+    if sampler.get("mode") == "replay" and sampler.get("retire_age") is None:
+        sampler["retire_age"] = 200
 
 
 def _from_0_1(data: dict[str, Any]) -> None:

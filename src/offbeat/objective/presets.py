@@ -51,11 +51,13 @@ class Preset:
     """
     lag_evidence: str
     """Who reports it."""
+    collapses: str = ""
+    """A report that it collapses at any lag; empty if there is none."""
 
     @property
     def measured(self) -> Sequence[MeasuredLag]:
         """What our own runs say about it under lag, with the learning rates and the drift; empty if not measured."""
-        return measured_lags().get(self.name, ())
+        return [one for one in measured_lags().get(self.name, ()) if one.plain]
 
     @property
     def lag_limit(self) -> float:
@@ -194,7 +196,7 @@ _ALL = (
         "completion. The pull does not grow with length, so it also suits long answers, but opmd's derivation does not "
         "cover it.",
         0,
-        "no report of its own; for experiments under lag set objective.untested_lag",
+        "no report of its own",
     ),
     Preset(
         "asymre",
@@ -213,6 +215,7 @@ _ALL = (
         "For fresh data only. The control that shows why gates are needed.",
         0,
         "P1: without a gate it collapses under lag; so it does on a three-armed bandit in the tests",
+        collapses="without a gate it collapses under lag (P1, arXiv 2509.24203)",
     ),
     Preset(
         "dr-grpo",

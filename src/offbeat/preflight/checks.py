@@ -6,10 +6,13 @@ Each problem begins with the setting it is about and ends with what to do. `offb
 
 import inspect
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 from offbeat.config import Config
+from offbeat.config.conflicts import conflicts
+from offbeat.config.known import Finding, Level
 from offbeat.errors import CannotPlace, HubError, ModelUnreadable, TaskError, UnreachableFunction, suggest_nearest
 from offbeat.hub import find_model, hub_name
 from offbeat.imports import EXTRAS, install_command, missing_modules, resolve
@@ -19,7 +22,7 @@ from offbeat.placement.nearest import plan_devices
 from offbeat.placement.plan import DevicePlan, cannot_split
 from offbeat.placement.shape import ModelShape
 from offbeat.preflight.forecast import ModelFiles
-from offbeat.preflight.log_contents import check_log
+from offbeat.preflight.log_contents import check_log, lag_evidence
 from offbeat.preflight.reward_columns import check_columns
 from offbeat.tasks.data import Deferred
 from offbeat.tasks.task import FACTORIES, Task, make
@@ -47,7 +50,25 @@ def preflight(config: Config, *, here: bool = True) -> list[str]:
         found += _check_lengths(config, files) + _check_split(config, files)
         if task is not None:
             found += _check_chat(config, files, task)
-    return found + (check_log(config) + _check_extras(config) if here else [])
+    if here:
+        found += check_log(config, model_size(config)) + _check_extras(config)
+    if not config.accept and not conflicts(config):
+        found += [finding.text for finding in lag_findings(config) if finding.level is Level.LOSES]
+    return found
+
+
+def lag_findings(config: Config) -> list[Finding]:
+    """Return what is known to lose in a run's lag, or what nobody has shown; nothing if neither."""
+    finding = lag_evidence(config, model_size(config)).finding()
+    return [] if finding is None else [finding]
+
+
+def model_size(config: Config) -> float:
+    """Return the number of parameters of a run's model; infinite if its files cannot be read."""
+    try:
+        return model_files(config).parameters if config.model.path else inf
+    except (HubError, ModelUnreadable, OSError):
+        return inf
 
 
 def _check_model(config: Config) -> tuple[ModelFiles | None, list[str]]:

@@ -1,17 +1,44 @@
 """What an existing experience log holds for a run: whether it fits the objective, and for how many steps. No torch."""
 
-from math import inf
+from dataclasses import dataclass, replace
+from typing import Final
 
 from offbeat.config import Config
+from offbeat.config.conflicts import conflicts
+from offbeat.config.known import LagEvidence, with_preset
+from offbeat.errors import LogError
 from offbeat.imports import missing_modules
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import Need
 
 
-def check_log(config: Config) -> list[str]:
+@dataclass(frozen=True)
+class LogContents:
+    """What the experience log that a run starts from holds, in groups."""
+
+    groups: int
+    with_logprobs: int
+    without_version: int
+
+    @classmethod
+    def of(cls, config: Config) -> "LogContents":
+        """Count the groups of the run's log; none if there is no log yet. Raises `LogError` if it cannot be read."""
+        if not config.run.experience or missing_modules(["lance"]) or not _exists(config.run.experience):
+            return cls(0, 0, 0)
+        from offbeat.experience.schema import Tables
+
+        groups = Tables.open(config.run.experience, create=False).groups
+        rows = groups.rows()
+        known, imported = (groups.scan(0, rows, [], which).num_rows for which in ("logprobs_known", UNVERSIONED))
+        return cls(rows, known, imported)
+
+
+UNVERSIONED: Final = "oldest_version IS NULL"
+
+
+def check_log(config: Config, parameters: float) -> list[str]:
     """Check that the experience log a run starts from exists and holds what the objective needs."""
     uri, preset = config.run.experience, config.objective.preset
-    replays = config.run.mode == "offline" or config.sampler.mode == "replay"
     if not uri or missing_modules(["lance"]):
         return []
     if not _exists(uri):
@@ -20,32 +47,42 @@ def check_log(config: Config) -> list[str]:
         return [
             f"run.experience = {uri!r} is not an experience log; make one with `offbeat import FILE --into {uri} …`"
         ]
-    from offbeat.errors import LogError
-    from offbeat.experience.schema import Tables
-
     try:
-        groups = Tables.open(uri, create=False).groups
-        rows = groups.rows()
-        known = groups.scan(0, rows, [], "logprobs_known").num_rows
-        imported = groups.scan(0, rows, [], "oldest_version IS NULL").num_rows
+        log = LogContents.of(config)
     except LogError as error:
         return [f"run.experience = {uri!r}: {error}"]
-    if not rows and config.run.mode == "offline":
+    if not log.groups and config.run.mode == "offline":
         return [f"run.experience = {uri!r} holds no groups; add some with `offbeat import FILE --into {uri} …`"]
-    any_age = [name for name, one in PRESETS.items() if one.lag_limit == inf]
+    replays = config.run.mode == "offline" or config.sampler.mode == "replay"
+    if replays and log.groups and not log.with_logprobs and Need.BEHAVIOR in config.objective.resolve().needs:
+        suitable = _without_logprobs(config, lag_evidence(config, parameters))
+        way = f"choose one of {', '.join(suitable)}, which need none" if suitable else "use a log with log-probs"
+        return [
+            f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {log.groups} groups "
+            f"in {uri} has them; {way}"
+        ]
+    return []
+
+
+def lag_evidence(config: Config, parameters: float) -> LagEvidence:
+    """Return the evidence about a run's lag, with what its log holds. Groups without a version may have any age."""
+    try:
+        log = LogContents.of(config)
+    except LogError:  # `check_log` reports it
+        return LagEvidence(config, parameters)
+    any_age = log.without_version > 0 and config.run.mode != "offline"
+    return LagEvidence(config, parameters, any_age, logprobs=log.with_logprobs > 0 or not log.groups)
+
+
+def _without_logprobs(config: Config, evidence: LagEvidence) -> list[str]:
+    """Return the presets that need no log-probs and are not known to lose here."""
     found = []
-    if replays and rows and not known and Need.BEHAVIOR in config.objective.resolve().needs:
-        suitable = ", ".join(name for name in any_age if Need.BEHAVIOR not in PRESETS[name].objective.needs)
-        found.append(
-            f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {rows} groups in "
-            f"{uri} has them; choose one that needs none: {suitable}"
-        )
-    elif imported and config.run.mode != "offline" and preset not in any_age and not config.objective.untested_lag:
-        found.append(
-            f"run.experience = {uri!r} holds {imported} groups without a policy version, which may have any age, but "
-            f"{preset!r} is reported up to lag {PRESETS[preset].lag_limit:g}; choose one of {', '.join(any_age)}, or "
-            "set objective.untested_lag = true"
-        )
+    for name, preset in PRESETS.items():
+        changed = with_preset(config, name)
+        if Need.BEHAVIOR in preset.objective.needs or conflicts(changed):
+            continue
+        if config.accept or replace(evidence, config=changed).losing_row() is None:
+            found.append(name)
     return found
 
 
