@@ -8,7 +8,6 @@ A row speaks about its own objective, at its lag and learning rate and above, fo
 same rate, these drift further.
 """
 
-import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -31,6 +30,8 @@ SIMILAR: Final = 4
 """Models whose sizes differ by no larger factor are alike."""
 SMALLEST_REPORTED: Final = 10_000_000
 """Parameters below which a report, which is about language models, says nothing."""
+CANDIDATES: Final = (100, 50, 20, 10, 5, 4, 2, 1, 0)
+"""Steps of lag, or between two publishes, that advice may name."""
 
 
 class Level(StrEnum):
@@ -168,15 +169,11 @@ class LagEvidence:
 
     def _ways(self) -> list[str]:
         """Return changes after which nothing speaks against the run."""
-        config = self.config
-        steps = range(min(config.longest - 1, 100), 0, -1)
-        lags = range(min((config.run.max_lag or 0) - 1, 100), config.longest - 2, -1)
-        rate = REPORTED_RATE * (ADAPTER_FACTOR if config.adapter.rank else 1)
-        offsets = range(config.sync.offset - 1, -1, -1)
+        config, rate = self.config, REPORTED_RATE * (ADAPTER_FACTOR if self.config.adapter.rank else 1)
         ways = [
-            first_fix(config, "run", "max_lag", lags, self._is_quiet),
-            first_fix(config, "sync", "offset", offsets, self._is_quiet),
-            first_fix(config, "sync", "every", steps, self._is_quiet),
+            first_fix(config, "run", "max_lag", CANDIDATES, self._is_quiet, below=config.run.max_lag or 0),
+            first_fix(config, "sync", "offset", CANDIDATES, self._is_quiet, below=config.sync.offset),
+            first_fix(config, "sync", "every", CANDIDATES[:-1], self._is_quiet, below=config.longest),
             first_fix(config, "optimizer", "learning_rate", [rate], self._is_quiet),
         ]
         presets = [
@@ -220,14 +217,12 @@ def _setting(config: Config) -> str:
 def _rows(config: Config) -> list[MeasuredLag]:
     """Return the rows about an objective that differs from the run's in nothing that matters under lag."""
     asked = _under_lag(config.objective.resolve())
-    return [
-        row for row in chain(*measured_lags().values()) if _objective_of(row.preset, json.dumps(row.changes)) == asked
-    ]
+    return [row for row in chain(*measured_lags().values()) if _objective_of(row) == asked]
 
 
 @cache
-def _objective_of(preset: str, changes: str) -> Objective:
-    return _under_lag(ObjectiveConfig.model_validate({"preset": preset, **json.loads(changes)}).resolve())
+def _objective_of(row: MeasuredLag) -> Objective:
+    return _under_lag(ObjectiveConfig.model_validate({"preset": row.preset, **row.changes}).resolve())
 
 
 def _under_lag(objective: Objective) -> Objective:

@@ -15,7 +15,7 @@ from typing import Literal
 from offbeat.types import Json
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeasuredLag:
     """The verdict on one objective that trained with weights published every v steps, or with replay, against v = 1.
 

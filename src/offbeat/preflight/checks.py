@@ -13,7 +13,15 @@ from typing import Any, Final
 from offbeat.config import Config
 from offbeat.config.conflicts import conflicts
 from offbeat.config.known import Finding, Level
-from offbeat.errors import CannotPlace, HubError, ModelUnreadable, TaskError, UnreachableFunction, suggest_nearest
+from offbeat.errors import (
+    CannotPlace,
+    HubError,
+    LogError,
+    ModelUnreadable,
+    TaskError,
+    UnreachableFunction,
+    suggest_nearest,
+)
 from offbeat.hub import find_model, hub_name
 from offbeat.imports import EXTRAS, install_command, missing_modules, resolve
 from offbeat.objective.spec import Advantage
@@ -22,7 +30,7 @@ from offbeat.placement.nearest import plan_devices
 from offbeat.placement.plan import DevicePlan, cannot_split
 from offbeat.placement.shape import ModelShape
 from offbeat.preflight.forecast import ModelFiles
-from offbeat.preflight.log_contents import check_log, lag_evidence
+from offbeat.preflight.log_contents import LogContents, check_log, lag_evidence
 from offbeat.preflight.reward_columns import check_columns
 from offbeat.tasks.data import Deferred
 from offbeat.tasks.task import FACTORIES, Task, make
@@ -59,7 +67,10 @@ def preflight(config: Config, *, here: bool = True) -> list[str]:
 
 def lag_findings(config: Config) -> list[Finding]:
     """Return what is known to lose in a run's lag, or what nobody has shown; nothing if neither."""
-    finding = lag_evidence(config, model_size(config)).finding()
+    try:
+        finding = lag_evidence(config, LogContents.of(config), model_size(config)).finding()
+    except LogError:  # `check_log` reports it
+        return []
     return [] if finding is None else [finding]
 
 
@@ -67,7 +78,7 @@ def model_size(config: Config) -> float:
     """Return the number of parameters of a run's model; infinite if its files cannot be read."""
     try:
         return model_files(config).parameters if config.model.path else inf
-    except (HubError, ModelUnreadable, OSError):
+    except (HubError, LogError, ModelUnreadable, OSError):
         return inf
 
 

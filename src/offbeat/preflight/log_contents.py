@@ -1,6 +1,6 @@
 """What an existing experience log holds for a run: whether it fits the objective, and for how many steps. No torch."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from offbeat.config import Config
@@ -14,31 +14,30 @@ from offbeat.objective.spec import Need
 
 @dataclass(frozen=True)
 class LogContents:
-    """What the experience log that a run starts from holds, in groups."""
+    """How many groups the experience log holds that a run starts from."""
 
-    groups: int
-    with_logprobs: int
-    without_version: int
+    groups: int = 0
+    with_logprobs: int = 0
+    without_version: int = 0
 
     @classmethod
     def of(cls, config: Config) -> "LogContents":
-        """Count the groups of the run's log; none if there is no log yet. Raises `LogError` if it cannot be read."""
+        """Read the log of a run; without one, there are no groups. Raises `LogError` if it cannot be read."""
         if not config.run.experience or missing_modules(["lance"]) or not _exists(config.run.experience):
-            return cls(0, 0, 0)
+            return cls()
         from offbeat.experience.schema import Tables
 
-        groups = Tables.open(config.run.experience, create=False).groups
-        rows = groups.rows()
-        known, imported = (groups.scan(0, rows, [], which).num_rows for which in ("logprobs_known", UNVERSIONED))
-        return cls(rows, known, imported)
+        table = Tables.open(config.run.experience, create=False).groups
+        rows = table.rows()
+        return cls(rows, *(table.scan(0, rows, [], which).num_rows for which in COUNTED))
 
 
-UNVERSIONED: Final = "oldest_version IS NULL"
+COUNTED: Final = ("logprobs_known", "oldest_version IS NULL")
 
 
 def check_log(config: Config, parameters: float) -> list[str]:
     """Check that the experience log a run starts from exists and holds what the objective needs."""
-    uri, preset = config.run.experience, config.objective.preset
+    uri = config.run.experience
     if not uri or missing_modules(["lance"]):
         return []
     if not _exists(uri):
@@ -48,42 +47,36 @@ def check_log(config: Config, parameters: float) -> list[str]:
             f"run.experience = {uri!r} is not an experience log; make one with `offbeat import FILE --into {uri} …`"
         ]
     try:
-        log = LogContents.of(config)
+        return log_problems(config, LogContents.of(config), parameters)
     except LogError as error:
         return [f"run.experience = {uri!r}: {error}"]
-    if not log.groups and config.run.mode == "offline":
+
+
+def log_problems(config: Config, log: LogContents, parameters: float) -> list[str]:
+    """Return what is missing in a log with these contents."""
+    uri, preset, offline = config.run.experience, config.objective.preset, config.run.mode == "offline"
+    if not log.groups and offline:
         return [f"run.experience = {uri!r} holds no groups; add some with `offbeat import FILE --into {uri} …`"]
-    replays = config.run.mode == "offline" or config.sampler.mode == "replay"
-    if replays and log.groups and not log.with_logprobs and Need.BEHAVIOR in config.objective.resolve().needs:
-        suitable = _without_logprobs(config, lag_evidence(config, parameters))
-        way = f"choose one of {', '.join(suitable)}, which need none" if suitable else "use a log with log-probs"
-        return [
-            f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {log.groups} groups "
-            f"in {uri} has them; {way}"
-        ]
-    return []
+    replays = offline or config.sampler.mode == "replay"
+    if not (replays and log.groups and not log.with_logprobs and Need.BEHAVIOR in config.objective.resolve().needs):
+        return []
+    suitable = []
+    for name, one in PRESETS.items():
+        changed = with_preset(config, name)
+        lost = not config.accept and lag_evidence(changed, log, parameters).losing_row() is not None
+        if Need.BEHAVIOR not in one.objective.needs and not lost and not conflicts(changed):
+            suitable.append(name)
+    way = f"choose one of {', '.join(suitable)}, which need none" if suitable else "use a log with log-probs"
+    return [
+        f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {log.groups} groups in "
+        f"{uri} has them; {way}"
+    ]
 
 
-def lag_evidence(config: Config, parameters: float) -> LagEvidence:
-    """Return the evidence about a run's lag, with what its log holds. Groups without a version may have any age."""
-    try:
-        log = LogContents.of(config)
-    except LogError:  # `check_log` reports it
-        return LagEvidence(config, parameters)
+def lag_evidence(config: Config, log: LogContents, parameters: float) -> LagEvidence:
+    """Return the evidence about a run's lag. Groups without a version may have any age."""
     any_age = log.without_version > 0 and config.run.mode != "offline"
     return LagEvidence(config, parameters, any_age, logprobs=log.with_logprobs > 0 or not log.groups)
-
-
-def _without_logprobs(config: Config, evidence: LagEvidence) -> list[str]:
-    """Return the presets that need no log-probs and are not known to lose here."""
-    found = []
-    for name, preset in PRESETS.items():
-        changed = with_preset(config, name)
-        if Need.BEHAVIOR in preset.objective.needs or conflicts(changed):
-            continue
-        if config.accept or replace(evidence, config=changed).losing_row() is None:
-            found.append(name)
-    return found
 
 
 def offline_length(config: Config) -> str:
