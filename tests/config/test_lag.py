@@ -39,9 +39,10 @@ def test_an_update_counts_as_a_step_of_lag(every: int, updates: int, lag: int) -
 def test_offline_recipes_use_an_objective_that_is_reported_for_data_of_any_age() -> None:
     found = {name: parse(tomllib.loads(text)) for name, text in recipes().items()}
     offline = {name for name, config in found.items() if config.run.mode == "offline"}
-    assert offline == {"offline", "late-feedback"}
+    assert offline == {"offline", "late-feedback", "supervised-first"}
     for name in [*offline, "offline-then-online"]:
-        assert found[name].objective.preset == "asymre" and PRESETS["asymre"].lag_limit == inf
+        preset = PRESETS[found[name].objective.preset]
+        assert preset.reported_lag == inf and not preset.objective.needs
 
 
 def test_an_offset_adds_a_fixed_lag_in_lockstep_only() -> None:

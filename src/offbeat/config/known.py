@@ -75,10 +75,10 @@ class LagEvidence:
             if self._preset is not None and self._preset.collapses:
                 says = f"{self._name} is reported to lose: {self._preset.collapses}; {says}"
             ways = ", or ".join([*self._ways(), "set accept = true (`--accept`) to train anyway"])
-            return Finding(Level.LOSES, f"{_setting(self.config)}, which is known to lose: {says}; {ways}", row.row)
+            return Finding(Level.LOSES, f"{self._setting()}, which is known to lose: {says}; {ways}", row.row)
         if not self.is_shown():
             row = self._nearest()
-            return Finding(Level.UNSHOWN, f"{_setting(self.config)}, and {self._unshown(row)}", row.row)
+            return Finding(Level.UNSHOWN, f"{self._setting()}, and {self._unshown(row)}", row.row)
         return None
 
     def losing_row(self) -> MeasuredLag | None:
@@ -167,6 +167,22 @@ class LagEvidence:
         measured = f"in our runs it {row}" if own else f"our nearest runs are of {row.preset!r}, which {row}"
         return f"nobody has shown that {self._name} learns with it at {rate}: {known}; {measured}"
 
+    def _setting(self) -> str:
+        """Return the setting that gives the lag, and how much."""
+        config = self.config
+        if self.any_age:
+            return f"run.experience = {config.run.experience!r} holds groups without a policy version, of any age"
+        if config.run.mode == "offline":
+            return "run.mode = 'offline' trains on data of any age"
+        updates = f" with updates_per_batch = {config.updates_per_batch}" if config.updates_per_batch > 1 else ""
+        if config.sampler.mode == "replay" and config.retire_age > config.fresh_lag:
+            setting = f"sampler.retire_age = {config.retire_age}"
+        elif config.run.max_lag is not None:
+            setting = f"run.max_lag = {config.run.max_lag}"
+        else:
+            setting = f"sync.offset = {config.sync.offset}" if config.sync.offset else f"sync.every = {config.longest}"
+        return f"{setting}{updates} gives lag up to {config.largest_lag:g}"
+
     def _ways(self) -> list[str]:
         """Return changes after which nothing speaks against the run."""
         config, rate = self.config, REPORTED_RATE * (ADAPTER_FACTOR if self.config.adapter.rank else 1)
@@ -191,27 +207,6 @@ class LagEvidence:
 def with_preset(config: Config, name: str) -> Config:
     """Return the configuration with another preset and the same changes to it."""
     return config.model_copy(update={"objective": config.objective.model_copy(update={"preset": name})})
-
-
-def _setting(config: Config) -> str:
-    """Return the setting that gives the lag, and how much.
-
-    >>> from offbeat.config import parse
-    >>> _setting(parse({"sync": {"every": 4}, "updates_per_batch": 2}))
-    'sync.every = 4 with updates_per_batch = 2 gives lag up to 7'
-    """
-    if config.run.mode == "offline":
-        return "run.mode = 'offline' trains on data of any age"
-    updates = f" with updates_per_batch = {config.updates_per_batch}" if config.updates_per_batch > 1 else ""
-    if config.sampler.mode == "replay" and config.retire_age > config.fresh_lag:
-        setting = f"sampler.retire_age = {config.retire_age}"
-    elif config.run.max_lag is not None:
-        setting = f"run.max_lag = {config.run.max_lag}"
-    elif config.sync.offset:
-        setting = f"sync.offset = {config.sync.offset}"
-    else:
-        setting = f"sync.every = {config.longest}"
-    return f"{setting}{updates} gives lag up to {config.largest_lag:g}"
 
 
 def _rows(config: Config) -> list[MeasuredLag]:

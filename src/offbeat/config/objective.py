@@ -28,7 +28,7 @@ from offbeat.objective.spec import (
 
 Above0 = Annotated[float, Field(gt=0)]
 Pair = Annotated[tuple[float, float], FROM_TOML]
-UNDIVIDED = {Advantage.CENTRED, Advantage.LEAVE_ONE_OUT}
+UNDIVIDED = {Advantage.CENTRED, Advantage.LEAVE_ONE_OUT, Advantage.REWARD}
 
 
 class ObjectiveConfig(Section):

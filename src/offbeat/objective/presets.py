@@ -208,6 +208,16 @@ _ALL = (
         "derived for off-policy data; P1 tests sync every 20 steps and fully offline",
     ),
     Preset(
+        "imitate",
+        Objective(Advantage.REWARD),
+        r"r\log\pi",
+        "supervised training on right answers; Dong et al. 2023, arXiv 2304.06767",
+        "Before RL, on stored answers of a better model: right ones are imitated, wrong ones left out. Rewards are not "
+        "negative. It learns nothing from wrong answers, so continue with another objective.",
+        inf,
+        "supervised training: it does not matter who wrote the answers",
+    ),
+    Preset(
         "reinforce",
         Objective(),
         r"(r - \bar r)\log\pi",

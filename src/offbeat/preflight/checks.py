@@ -216,6 +216,11 @@ def _check_playable(config: Config, task: Task) -> list[str]:
             "log, and train on them with run.mode = 'offline'"
         )
     low, high = task.reward_range
+    if config.objective.resolve().advantage is Advantage.REWARD and low < 0:
+        found.append(
+            f"objective.advantage = 'reward' imitates answers, but task {config.task.name!r} gives rewards from "
+            f"{low:g}, and negative ones push without limit; scale its rewards and set its reward_range"
+        )
     if config.objective.resolve().advantage is Advantage.SHRUNK and not (low >= 0 and high <= 1):
         found.append(
             f"objective.advantage = 'shrunk' needs rewards from 0 to 1, but task {config.task.name!r} gives {low:g} to "
