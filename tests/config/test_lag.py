@@ -27,7 +27,7 @@ def test_max_lag_bounds_fresh_groups_and_retire_age_bounds_replayed_ones() -> No
 
 
 @pytest.mark.parametrize(("preset", "age"), [("rec-oneside-nois", 200), ("grpo", 20), ("decoupled-ppo", 8)])
-def test_a_group_retires_at_the_lag_limit_of_its_preset_and_at_most_after_200_steps(preset: str, age: int) -> None:
+def test_a_group_retires_at_the_reported_lag_of_its_preset_and_at_most_after_200_steps(preset: str, age: int) -> None:
     assert parse({**replay(), "objective": {"preset": preset}}).retire_age == age
 
 

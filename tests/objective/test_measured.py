@@ -3,14 +3,13 @@
 import json
 from dataclasses import replace
 from importlib.resources import files
-from math import inf
 
 import pytest
 
 from lab.learning.evidence.limits import text
 from offbeat.config import parse
 from offbeat.objective import presets
-from offbeat.objective.measured import MeasuredLag, failing_drift, tolerated_lag
+from offbeat.objective.measured import MeasuredLag, failing_drift
 from offbeat.objective.presets import PRESETS
 from offbeat.run.health import DEFAULT_RULES, rules_for
 
@@ -24,14 +23,6 @@ def test_the_packaged_file_is_what_the_cells_of_the_finished_blocks_give() -> No
     assert {one["preset"] for one in json.loads(packaged)} <= PRESETS.keys()
 
 
-def test_a_lag_is_tolerated_up_to_the_first_one_that_is_not() -> None:
-    assert tolerated_lag([]) == 0
-    assert tolerated_lag([FIVE]) == 4
-    assert tolerated_lag([FIVE, TWENTY]) == 4
-    assert tolerated_lag([replace(FIVE, verdict="undecided"), replace(TWENTY, verdict="tolerates")]) == 0
-    assert tolerated_lag([FIVE, replace(FIVE, task="sorting", verdict="fails")]) == 0
-
-
 def test_the_smallest_drift_of_a_failure_is_the_limit() -> None:
     assert failing_drift([FIVE]) is None
     assert failing_drift([FIVE, TWENTY, replace(TWENTY, task="sorting", drift=0.05)]) == 0.05
@@ -42,12 +33,6 @@ def test_the_smallest_drift_of_a_failure_is_the_limit() -> None:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presets, "measured_lags", lambda: {"reinforce": [FIVE, TWENTY]})
-
-
-@pytest.mark.usefixtures("measured")
-def test_our_runs_widen_the_limit_of_a_preset_and_never_narrow_it() -> None:
-    assert PRESETS["reinforce"].reported_lag == 0 and PRESETS["reinforce"].lag_limit == 4
-    assert PRESETS["grpo"].lag_limit == 20 and PRESETS["asymre"].lag_limit == inf
 
 
 @pytest.mark.usefixtures("measured")

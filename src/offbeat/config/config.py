@@ -122,7 +122,7 @@ class Config(Section):
 
     def steps_within_limit(self) -> int:
         """Return the largest lag in steps that keeps `largest_lag` within the preset's limit; at most 1000."""
-        limit = PRESETS[self.objective.preset].lag_limit
+        limit = PRESETS[self.objective.preset].reported_lag
         return 1000 if limit == inf else max(0, int(limit + 1) // self.updates_per_batch - 1)
 
     @property

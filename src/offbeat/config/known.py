@@ -71,9 +71,9 @@ class LagEvidence:
     def finding(self) -> Finding | None:
         """Return what speaks against this lag; None if nothing does."""
         if (row := self.losing_row()) is not None:
-            says = f"in our runs {self._name} {row}"
+            says = f"in our runs {self.config.objective.preset!r} {row}"
             if self._preset is not None and self._preset.collapses:
-                says = f"{self._name} is reported to lose: {self._preset.collapses}; {says}"
+                says = f"{self._preset.collapses}, and {says}"
             ways = ", or ".join([*self._ways(), "set accept = true (`--accept`) to train anyway"])
             return Finding(Level.LOSES, f"{self._setting()}, which is known to lose: {says}; {ways}", row.row)
         if not self.is_shown():
@@ -108,10 +108,6 @@ class LagEvidence:
     def _preset(self) -> Preset | None:
         """The published objective; None for one of the user's own."""
         return PRESETS.get(self.config.objective.preset)
-
-    @property
-    def _name(self) -> str:
-        return repr(self.config.objective.preset)
 
     @property
     def _rate(self) -> float:
@@ -165,7 +161,7 @@ class LagEvidence:
             known = f"it is reported for {age} at learning rates of about {REPORTED_RATE:g} ({preset.lag_evidence})"
         own = row in _rows(self.config)
         measured = f"in our runs it {row}" if own else f"our nearest runs are of {row.preset!r}, which {row}"
-        return f"nobody has shown that {self._name} learns with it at {rate}: {known}; {measured}"
+        return f"nobody has shown that {self.config.objective.preset!r} learns with it at {rate}: {known}; {measured}"
 
     def _setting(self) -> str:
         """Return the setting that gives the lag, and how much."""

@@ -10,7 +10,6 @@ from copy import deepcopy
 from typing import Any
 
 from offbeat.config.config import Config
-from offbeat.config.parsing import examine
 from offbeat.objective.presets import PRESETS
 
 
@@ -36,10 +35,10 @@ def translate(recorded: Mapping[str, Any]) -> dict[str, Any]:
 def _accept_untested_lag(data: dict[str, Any]) -> None:
     """Consent to lag was a setting of the objective, and lifted the limits that follow from its preset."""
     data["accept"] = True
-    sync, sampler = data.get("sync", {}), data.get("sampler", {})
-    if (sync.get("by_cost") or sync.get("drift_budget") is not None) and sync.get("every") is None:
-        sync["every"] = max(100, sync.get("at_least", 1))
-    if sampler.get("mode") == "replay" and sampler.get("retire_age") is None:
+    sync, sampler = data["sync"], data["sampler"]
+    if (sync["by_cost"] or sync["drift_budget"] is not None) and sync["every"] is None:
+        sync["every"] = max(100, sync["at_least"])
+    if sampler["mode"] == "replay" and sampler["retire_age"] is None:
         sampler["retire_age"] = 200
 
 
@@ -51,15 +50,9 @@ def _from_0_1(data: dict[str, Any]) -> None:
         objective.pop("kl_estimator", None)  # recorded as k3 even without a KL term
     if (sync := data.get("sync", {})).get("drift_budget") is None:
         sync.pop("at_least", None)  # had no effect without a budget
-    if _exceeds_lag_limit(examine(data).config):  # lag counts updates since then
-        objective["untested_lag"] = True
 
 
 def _masks_zero_variance(objective: Mapping[str, Any]) -> bool:
     if (mask := objective.get("zero_variance_mask")) is not None:
         return bool(mask)
     return PRESETS[objective.get("preset", Config().objective.preset)].objective.zero_variance_mask
-
-
-def _exceeds_lag_limit(config: Config) -> bool:
-    return config.largest_lag > PRESETS[config.objective.preset].lag_limit

@@ -78,24 +78,6 @@ def measured_lags() -> Mapping[str, Sequence[MeasuredLag]]:
     return found
 
 
-def tolerated_lag(measured: Sequence[MeasuredLag]) -> int:
-    """Return the largest lag that an objective was measured to tolerate, in steps; 0 if none.
-
-    Every task has to tolerate it, and every shorter lag that was measured.
-
-    >>> one = MeasuredLag("grpo", "sums", 5, "tolerates", 0.0, -0.01, 0.01, 5e-4, 0.02, 12, "a.v5")
-    >>> two = MeasuredLag("grpo", "sums", 20, "undecided", -0.03, -0.05, -0.01, 5e-4, 0.07, 12, "a.v20")
-    >>> tolerated_lag([one, two])
-    4
-    """
-    longest = 1
-    for v in sorted({one.v for one in measured}):
-        if any(one.verdict != "tolerates" for one in measured if one.v == v):
-            break
-        longest = v
-    return longest - 1
-
-
 def failing_drift(measured: Sequence[MeasuredLag]) -> float | None:
     """Return the smallest drift at which an objective was measured to fail; None if it never did.
 

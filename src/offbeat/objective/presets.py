@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from offbeat.objective.measured import MeasuredLag, failing_drift, measured_lags, tolerated_lag
+from offbeat.objective.measured import MeasuredLag, failing_drift, measured_lags
 from offbeat.objective.spec import (
     Advantage,
     Against,
@@ -58,14 +58,6 @@ class Preset:
     def measured(self) -> Sequence[MeasuredLag]:
         """What our own runs say about it under lag, with the learning rates and the drift; empty if not measured."""
         return [one for one in measured_lags().get(self.name, ()) if one.plain]
-
-    @property
-    def lag_limit(self) -> float:
-        """The largest lag that is reported, or that our own runs tolerate, if that is longer.
-
-        A lag at which our runs fail is no limit in steps: they learn at rates of about 5e-4. It is one in drift.
-        """
-        return max(self.reported_lag, tolerated_lag(self.measured))
 
     @property
     def drift_limit(self) -> float | None:
