@@ -8,6 +8,7 @@ import pytest
 
 import offbeat
 from offbeat.errors import OffbeatError
+from offbeat.run.journal import read
 
 ROOT = Path(__file__).parent.parent
 
@@ -133,6 +134,22 @@ def test_training_works_inside_a_running_event_loop(model: Path, tmp_path: Path)
         )
 
     assert asyncio.run(notebook_cell()).state == "finished"
+
+
+def test_a_run_records_that_a_known_loss_was_accepted_and_resume_keeps_it(model: Path, tmp_path: Path) -> None:
+    asked = {
+        "model": {"path": str(model), "compute": "float32", "serve": "float32"}, "engine": {"kind": "hf"}, "steps": 2,
+        "prompts_per_step": 4, "group_size": 4, "sampling": {"max_tokens": 4}, "sync": {"every": 2},
+        "objective": {"preset": "reinforce"},
+    }  # fmt: skip
+    with pytest.raises(OffbeatError, match="known to lose"):
+        offbeat.train(asked, out=tmp_path / "run")
+    run = offbeat.train(asked, accept=True, out=tmp_path / "run", progress=False)
+    assert "which is known to lose" in offbeat.check(asked, accept=True)
+    again = offbeat.resume(run, steps=3, progress=False)
+    (event,) = (event for event in read(again.path / "events.jsonl") if event["kind"] == "evidence")
+    assert event["level"] == "known to lose" and event["row"] == "evidence.a.sums.reinforce-v5"
+    assert again.config.accept and "reinforce" in str(event["why"])
 
 
 @pytest.mark.engine

@@ -82,8 +82,20 @@ def test_settings_of_the_last_release_keep_their_meaning(place: Path) -> None:
     recorded = json.loads((place / "runs" / "killed" / "config.json").read_text(encoding="utf-8"))
     config = parse(translate(recorded))
     assert config.sampler.refill_limit == recorded["sampler"]["refill"] == 4
-    assert not config.sampler.refill and config.objective.kl_estimator is None and not config.objective.untested_lag
+    assert not config.sampler.refill and config.objective.kl_estimator is None
+    assert not config.accept
     assert translate(config.model_dump(mode="json")) == config.model_dump(mode="json")  # today's settings stay
+
+
+def test_consent_to_untested_lag_stays_and_keeps_the_limits_that_it_had() -> None:
+    recorded = parse({"objective": {"preset": "grpo"}, "sync": {"drift_budget": 0.1}}).model_dump(mode="json")
+    recorded["objective"]["untested_lag"] = True
+    del recorded["accept"]
+    assert (config := parse(translate(recorded))).accept and config.longest == 100
+    recorded["sampler"]["mode"] = "replay"
+    assert parse(translate(recorded)).retire_age == 200
+    recorded["objective"]["untested_lag"] = False
+    assert not (config := parse(translate(recorded))).accept and config.retire_age == 20
 
 
 def test_what_the_last_release_accepted_stays_accepted(place: Path) -> None:
@@ -91,4 +103,4 @@ def test_what_the_last_release_accepted_stays_accepted(place: Path) -> None:
     recorded["objective"]["preset"] = "dapo"  # masks groups of equal rewards
     recorded["run"]["max_lag"] = 16  # 33 in updates, as lag counts today; dapo is reported up to 20
     config = parse(translate(recorded))
-    assert config.sampler.refill and config.objective.untested_lag
+    assert config.sampler.refill and config.largest_lag == 33

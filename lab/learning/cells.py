@@ -84,7 +84,7 @@ class SimulatedSeconds(PublishEvidence):
 
 def preset(name: str, v: int) -> Arm:
     """Train with another objective."""
-    return fixed(v, f"v{v}-{name}", objective={"preset": name, "untested_lag": True})
+    return fixed(v, f"v{v}-{name}", objective={"preset": name})
 
 
 CONCURRENT: Final = Arm("concurrent", {"sync": {"every": 1}, "run": {"mode": "concurrent", "max_lag": 8}})

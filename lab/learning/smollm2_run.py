@@ -32,6 +32,7 @@ KEPT = ROOT / "lab" / "learning" / "smollm2.json"
 OVERHEAD_GOAL = 0.02
 
 TRAINED = """
+accept = true
 prompts_per_step = 8
 group_size = 8
 [model]
@@ -46,7 +47,6 @@ max_prompt_tokens = 64
 max_tokens = 24
 [objective]
 preset = "rec-oneside-nois"
-untested_lag = true
 [optimizer]
 learning_rate = 5e-6
 """

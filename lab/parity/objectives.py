@@ -49,7 +49,7 @@ class Change:
         return self.without(preset) | {self.knob: value}
 
     def without(self, preset: str) -> dict[str, Any]:
-        return {"preset": preset, "untested_lag": True} | dict(self.beside)
+        return {"preset": preset} | dict(self.beside)
 
 
 CHANGES = (

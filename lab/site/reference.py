@@ -203,17 +203,17 @@ def axes() -> str:
 
 def lags() -> str:
     """Which preset for which lag; presets that accept the longest lag come first."""
-    ordered = sorted(PRESETS.values(), key=lambda preset: -preset.lag_limit)
+    ordered = sorted(PRESETS.values(), key=lambda preset: -preset.reported_lag)
     rows = [
-        [f"[`{p.name}`](#{p.name})", _number(p.lag_limit), _needs(p), p.lag_evidence, _measured(p)] for p in ordered
+        [f"[`{p.name}`](#{p.name})", _number(p.reported_lag), _needs(p), p.lag_evidence, _measured(p)] for p in ordered
     ]
     return table(["preset", "lag up to", "needs", "reported", "measured by us"], rows)
 
 
 def _measured(preset: Preset) -> str:
     """The verdicts of our own runs, each with a link to its row."""
-    page = "../measured/evidence.md#evidence.a"
-    return "<br>".join(f"[{one}]({page}.{one.task}.{one.preset}-v{one.v})" for one in preset.measured) or "–"
+    links = (f"[{one}](../measured/{one.row.partition('.')[0]}.md#{one.row})" for one in preset.measured)
+    return "<br>".join(links) or "–"
 
 
 def presets() -> str:

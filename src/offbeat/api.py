@@ -54,10 +54,11 @@ def check(source: Source | None = None, /, *, gpus: str | None = None, **setting
     Checks what is outside the file too: model files, data, installed extras, memory. With `gpus`, for instance "8x80",
     it plans the run for that hardware, and the result has the device plan.
     """
-    from offbeat.preflight.checks import device_plan
+    from offbeat.preflight.checks import device_plan, lag_findings
 
     config = checked(source, settings, gpus=gpus)
-    return config.plan if gpus is None else f"{config.plan}\n{device_plan(config, gpus)}"
+    lines = [config.plan, *([str(device_plan(config, gpus))] if gpus is not None else [])]
+    return "\n".join([*lines, *(f"warning: {finding.text}" for finding in lag_findings(config))])
 
 
 def train(
@@ -97,7 +98,7 @@ def train(
         eval_dataset: Evaluate on these rows, and train on all of `dataset`. Default: some rows are held out.
         reward_range: A completion with a reward outside is not scored.
         settings: Any setting of the configuration: `steps=100, sync={"every": 10}`, or by its own name if that is
-            unique, `learning_rate=1e-6`.
+            unique, `learning_rate=1e-6`. A lag that is known to lose needs `accept=True`.
     """
     directory = RunDirectory(Path(out) if out is not None else _default_directory(model if reward is None else None))
     if reward is None and dataset is None:

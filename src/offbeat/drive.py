@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from offbeat.config import Config
+from offbeat.events import EventKind
 from offbeat.imports import paused_collector
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.event_loop import event_loop_runs, outside_event_loop
+from offbeat.run.journal import FileJournal
 from offbeat.types import Json
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def _drive(
         from rich.console import Console
         from transformers.utils.logging import disable_progress_bar
 
+        from offbeat.preflight.checks import lag_findings
         from offbeat.preflight.gpu.once import require_checked_gpu
         from offbeat.reports.live import LiveView
 
@@ -67,6 +70,7 @@ def _drive(
 
     require_checked_gpu(lambda line: print(line, file=sys.stderr))
     config.model.directory()  # a download shows its progress before the view starts
+    findings = [] if directory.events.exists() else lag_findings(config)
     disable_progress_bar()  # the view has its own
     stopper = Stopper()
     with LiveView(config, Console(quiet=not progress)) as view, stopper.on_interrupt(), _fitting_threads(config):
@@ -77,6 +81,10 @@ def _drive(
                 if why := callback(event):
                     stopper.stop(why)
 
+        if findings:
+            with FileJournal(directory.events, listener=watching) as journal:
+                for one in findings:
+                    journal.write(EventKind.EVIDENCE, 0, level=one.level, why=one.text, row=one.row)
         ledger = outside_event_loop(
             lambda: train(config, directory, watching=watching, started=stopper.started, lock=lock)
         )

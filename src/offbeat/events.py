@@ -12,6 +12,7 @@ from typing import Final
 class EventKind(StrEnum):
     """The `kind` field of an event."""
 
+    EVIDENCE = "evidence"
     ESTIMATED = "estimated"
     RESUMED = "resumed"
     CHANGED = "inputs changed"
@@ -61,6 +62,12 @@ _WORKER: Final = {"worker": "its name"}
 _WHY: Final = {"why": "the reason"}
 
 EVENTS: Final = {
+    EventKind.EVIDENCE: EventSpec(
+        "a new run starts with a lag that is known to lose, which you accepted, or that nobody has shown to learn",
+        "compare it with sync.every = 1",
+        trouble=True,
+        fields={"level": "known to lose, or nobody has shown it", "why": "what is known", "row": "the row of figures"},
+    ),
     EventKind.ESTIMATED: EventSpec(
         "a process starts to drive the run, after the largest micro-batch was computed once to verify its memory",
         routine=True,

@@ -43,12 +43,8 @@ def test_defaults_are_valid_and_have_a_plan() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_is_accepted_at_its_reported_lag(preset: str) -> None:
-    every = int(min(PRESETS[preset].lag_limit, 50)) + 1
-    assert (
-        parse({"objective": {"preset": preset}, "sync": {"every": every}}).objective.resolve()
-        == PRESETS[preset].objective
-    )
+def test_every_preset_is_published_as_it_is(preset: str) -> None:
+    assert parse({"objective": {"preset": preset}}).objective.resolve() == PRESETS[preset].objective
 
 
 def test_all_problems_are_reported_at_once_with_the_nearest_valid_name() -> None:
@@ -66,13 +62,6 @@ def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
     assert problems({"objective": {"preset": "rec-oneside-noi"}}) == [
         "objective.preset = 'rec-oneside-noi' is not a preset; did you mean 'rec-oneside-nois'?"
     ]
-
-
-def test_more_lag_than_reported_is_refused_with_three_fixes() -> None:
-    (problem,) = problems({"objective": {"preset": "reinforce"}, "sync": {"every": 10}})
-    assert "set sync.every = 1" in problem and "rec-oneside-nois" in problem and "untested_lag" in problem
-    assert "gspo" not in problem, "it is reported for less lag than asked for"
-    parse({"objective": {"preset": "reinforce", "untested_lag": True}, "sync": {"every": 10}})
 
 
 def test_truncated_sampling_is_refused_if_the_objective_needs_the_whole_distribution() -> None:
@@ -143,7 +132,7 @@ def test_changes_that_conflict_with_the_preset_are_refused(objective: dict[str, 
 def test_what_one_update_a_batch_makes_idle_is_refused(objective: dict[str, Any], message: str) -> None:
     (problem,) = problems({"objective": objective})
     assert message in problem
-    parse({"objective": objective | {"untested_lag": True}, "updates_per_batch": 2})
+    parse({"objective": objective, "updates_per_batch": 2})
 
 
 def test_the_weight_cap_of_a_ratio_against_the_behavior_policy_is_accepted_with_one_update() -> None:
@@ -169,7 +158,7 @@ def test_changes_reach_the_objective() -> None:
     assert objective.gate == OneSide(0.6, 2.0) and objective.weight == Importance(5.0)
     assert objective.regularizers == (KL(0.01, weighted=True),) and objective.zero_variance_mask
     assert Need.REFERENCE in objective.needs
-    banded = {"preset": "grpo-off-policy", "clip": [0.1, 0.1], "untested_lag": True}
+    banded = {"preset": "grpo-off-policy", "clip": [0.1, 0.1]}
     assert parse({"objective": banded, "updates_per_batch": 2}).objective.resolve().gate == CentredBand(0.1)
 
 

@@ -10,7 +10,7 @@ from offbeat.objective.spec import Against, CentredBand, NoGate
 @pytest.mark.parametrize("preset", PRESETS)
 def test_publishing_by_cost_needs_a_gate(preset: str) -> None:
     objective = PRESETS[preset].objective
-    asked = {"objective": {"preset": preset, "untested_lag": True}, "sync": {"by_cost": True, "every": 5}}
+    asked = {"objective": {"preset": preset}, "sync": {"by_cost": True, "every": 5}}
     found = examine(asked).problems
     closed_by_lag = not isinstance(objective.gate, NoGate | CentredBand) and objective.against is Against.BEHAVIOR
     assert (closed_by_lag or objective.reject is not None) == (not found)

@@ -27,7 +27,7 @@ def test_max_lag_bounds_fresh_groups_and_retire_age_bounds_replayed_ones() -> No
 
 
 @pytest.mark.parametrize(("preset", "age"), [("rec-oneside-nois", 200), ("grpo", 20), ("decoupled-ppo", 8)])
-def test_a_group_retires_at_the_lag_limit_of_its_preset_and_at_most_after_200_steps(preset: str, age: int) -> None:
+def test_a_group_retires_at_the_reported_lag_of_its_preset_and_at_most_after_200_steps(preset: str, age: int) -> None:
     assert parse({**replay(), "objective": {"preset": preset}}).retire_age == age
 
 
@@ -36,39 +36,13 @@ def test_an_update_counts_as_a_step_of_lag(every: int, updates: int, lag: int) -
     assert parse({"sync": {"every": every}, "updates_per_batch": updates}).largest_lag == lag
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"sync": {"every": 10}}, "set sync.every = 9"),
-        ({"sync": {"every": 4}, "updates_per_batch": 4}, "set sync.every = 2"),
-        ({"sync": {"offset": 9}}, "set sync.offset = 8"),
-        ({"run": {"mode": "concurrent", "max_lag": 12}}, "set run.max_lag = 8"),
-        ({**replay(retire_age=30)}, "set sampler.retire_age = 8"),
-        (
-            {"run": {"mode": "offline", "experience": "log"}, "sampler": {"mode": "offline"}},
-            "'offline' trains on data of any age",
-        ),
-    ],
-)
-def test_the_lag_limit_of_a_preset_holds_in_every_mode(settings: dict[str, Any], says: str) -> None:
-    found = problem({"objective": {"preset": "decoupled-ppo"}, **settings})
-    assert says in found and "is reported up to lag 8" in found and "objective.untested_lag = true" in found
-    parse({"objective": {"preset": "decoupled-ppo", "untested_lag": True}, **settings})
-
-
-def test_offline_data_may_have_any_age_so_red_weight_is_refused() -> None:
-    offline = {"run": {"mode": "offline", "experience": "log"}, "sampler": {"mode": "offline"}}
-    found = problem({"objective": {"preset": "red-weight"}, **offline})
-    assert "'red-weight' is reported up to lag 20" in found and "asymre" in found
-    assert parse({"objective": {"preset": "asymre"}, **offline}).largest_lag == inf
-
-
 def test_offline_recipes_use_an_objective_that_is_reported_for_data_of_any_age() -> None:
     found = {name: parse(tomllib.loads(text)) for name, text in recipes().items()}
     offline = {name for name, config in found.items() if config.run.mode == "offline"}
-    assert offline == {"offline", "late-feedback"}
+    assert offline == {"offline", "late-feedback", "supervised-first"}
     for name in [*offline, "offline-then-online"]:
-        assert found[name].objective.preset == "asymre" and PRESETS["asymre"].lag_limit == inf
+        preset = PRESETS[found[name].objective.preset]
+        assert preset.reported_lag == inf and not preset.objective.needs
 
 
 def test_an_offset_adds_a_fixed_lag_in_lockstep_only() -> None:

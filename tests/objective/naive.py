@@ -134,7 +134,7 @@ def _kept(name: str, rewards: list[float], seed: int) -> list[int]:
 def _advantages(name: str, rewards: list[float], kept: list[int]) -> dict[int, float]:
     if not kept:
         return {}
-    mean = sum(rewards[g] for g in kept) / len(kept)
+    mean = 0.0 if name == "imitate" else sum(rewards[g] for g in kept) / len(kept)
     centred = {g: rewards[g] - mean for g in kept}
     squares = sum(a * a for a in centred.values())
     scale = 1.0
@@ -188,7 +188,7 @@ def _completion(name: str, a: float, pi: Tensor, alpha: Tensor, prox: Tensor, te
         case "rec-ring":
             far = [r <= 0.4 if a > 0 else r >= 3.0 for r in sg]
             return sum(a * p for p, r, f in zip(pi, sg, far, strict=True) if 0.8 <= r <= 1.2 or f) + 0 * pi.sum()
-        case "red-drop" | "reinforce" | "asymre":
+        case "red-drop" | "reinforce" | "asymre" | "imitate":
             return a * pi.sum()
         case "red-weight" | "red-weight-adaptive":
             return math.exp(min(a / temperature, 10.0)) * a * pi.sum()

@@ -129,3 +129,11 @@ def test_epsilon_and_the_range_of_temperatures_reach_the_credit() -> None:
     assert wide.advantages_BG[0].tolist() == pytest.approx([0.5, -0.5, -0.5, 0.5])  # √(0.25 + 0.75) = 1
     adaptive = PRESETS["red-weight-adaptive"].objective.exp_weight
     assert adaptive is not None and (adaptive.lowest, adaptive.highest) == (0.8, 100.0)
+
+
+def test_imitation_is_supervised_training_on_right_answers_also_on_a_single_one() -> None:
+    rewards = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    scored = torch.tensor([[True, True, True], [True, True, True], [True, False, False]])
+    credit = assign_credit(Objective(Advantage.REWARD), rewards, scored, torch.ones(3, 3))
+    assert torch.equal(credit.advantages_BG, rewards) and torch.equal(credit.trained_BG, scored)
+    assert not credit.too_small_B.any()

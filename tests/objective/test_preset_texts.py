@@ -13,4 +13,4 @@ def test_that_a_wide_clip_learns_faster_is_quoted_as_a_report_and_not_as_a_fact(
 
 
 def test_red_weight_is_reported_up_to_lag_20_and_asymre_for_data_of_any_age() -> None:
-    assert PRESETS["red-weight"].lag_limit == 20 and PRESETS["asymre"].lag_limit == float("inf")
+    assert PRESETS["red-weight"].reported_lag == 20 and PRESETS["asymre"].reported_lag == float("inf")

@@ -33,4 +33,4 @@ def test_gradient_equals_autograd_on_the_published_formula(name: str, seed: int,
 def test_every_preset_has_a_source_and_advice() -> None:
     for preset in PRESETS.values():
         assert preset.source and preset.use and preset.equation and preset.lag_evidence
-        assert preset.lag_limit >= 0
+        assert preset.reported_lag >= 0

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from offbeat.config import parse
 from offbeat.metrics import METRICS
-from offbeat.run.health import DEFAULT_RULES, Action, Health, Rule
+from offbeat.run.health import DEFAULT_RULES, Action, Health, Rule, rules_for
 from offbeat.types import GroupDrift, Unscorable
 from tests.reports.made_run import group
 
@@ -30,6 +31,22 @@ def test_a_broken_scorer_pauses_the_run_with_the_groups_to_look_at() -> None:
     assert [len(alarms) for alarms in found] == [0, 0, 1]
     assert found[2][0].rule.action is Action.PAUSE
     assert found[2][0].groups == ("g-8", "g-7")
+
+
+def test_an_alarm_about_lag_names_the_number_of_steps_after_which_to_publish() -> None:
+    far = parse({"sync": {"every": 200}, "optimizer": {"learning_rate": 1e-3}})
+    health = Health(rules_for(far))
+    alarms = [
+        str(alarm)
+        for step in range(1, 12)
+        for alarm in health.check({"lag": step - 1.0, "gate_stopped_gradient": 0.1 * step}, [], {})
+    ]
+    assert alarms == [
+        "gate_stopped_gradient above 0.5 for 3 steps, now 0.8: the gate stops most of the gradient, so the run hardly "
+        "learns: publish more often (sync.every), or lower optimizer.learning_rate; at lag 7, so set sync.every = 5"
+    ], "after five steps, at lag 4, the gate stopped half of it"
+    ahead = rules_for(parse({"run": {"mode": "concurrent", "max_lag": 9}}))
+    assert not any(rule.by_lag for rule in ahead), "groups of one batch have several lags"
 
 
 def test_an_alarm_names_the_groups_to_look_at_and_the_command_that_shows_them() -> None:

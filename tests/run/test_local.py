@@ -179,7 +179,7 @@ def test_a_run_learns_offline_from_a_log_then_continues_with_fresh_groups(model:
         steps=4,
         run={"experience": str(source.experience), "max_lag": 50},
         sampler={"mode": "replay"},
-        objective={"preset": "rec-oneside-nois", "untested_lag": True},
+        objective={"preset": "rec-oneside-nois"},
     )
     events, _ = ran(mixed, tmp_path / "mixed")
     replayed = [event["replayed"] for event in events if event["kind"] == EventKind.STEP]

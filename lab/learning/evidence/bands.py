@@ -21,7 +21,7 @@ mpl.use("svg")
 import matplotlib.pyplot as plt  # after the choice of the backend
 
 from lab.figures import Figure, record
-from lab.learning.evidence.claims import Claim, Paired, judge
+from lab.learning.evidence.claims import Claim, Paired, Verdict, judge
 from lab.learning.evidence.rows import KEPT
 from lab.learning.evidence.smollm2 import (
     EVERY,
@@ -98,7 +98,7 @@ def figures(done: Runs) -> list[Figure]:
     """Return the final of each arm with all its seeds, and the verdicts of the comparisons whose arms are complete."""
     complete = complete_arms(done)
     ends = [figure for arm, kept in complete.items() for figure in (_end(arm, kept), _sync(arm, kept))]
-    return [*ends, *_verdicts(complete)]
+    return [*ends, *(verdict.figure() for verdict in verdicts(complete))]
 
 
 def _end(arm: str, kept: list[SmolRow]) -> Figure:
@@ -142,7 +142,7 @@ def _steps(kept: list[SmolRow]) -> str:
     return f"at every tenth step {', '.join(parts)}; "
 
 
-def _verdicts(complete: Complete) -> list[Figure]:
+def verdicts(complete: Complete) -> list[Verdict]:
     """Return the verdicts of the protocol on all comparisons whose arms are complete, as one family."""
     claims = []
     for lagged, fresh in LAGGED:
@@ -153,7 +153,7 @@ def _verdicts(complete: Complete) -> list[Figure]:
             claims.append(_decides(arm, complete))
     if "is-v10" in complete:
         claims.append(_irrelevant(complete))
-    return [verdict.figure() for verdict in judge(claims)]
+    return judge(claims)
 
 
 def _paired(one: str, other: str, complete: Complete, of: Callable[[SmolRow], float] = final) -> Paired:

@@ -54,7 +54,7 @@ def objective(preset: str, name: str = "", **changes: Json) -> tuple[EvidenceArm
     return tuple(
         EvidenceArm(
             f"{name or preset} v{v}",
-            {"sync": {"every": v}, "objective": {"preset": preset, "untested_lag": True, **changes}},
+            {"sync": {"every": v}, "objective": {"preset": preset, **changes}},
         )
         for v in LAGS
     )
@@ -100,7 +100,7 @@ P2: Final = tuple(
         {
             "sync": {"every": 10},
             "objective": {
-                "preset": "grpo-off-policy", "untested_lag": True, "zero_variance_mask": False, **changes,
+                "preset": "grpo-off-policy", "zero_variance_mask": False, **changes,
             },
             **settings,
         },
@@ -124,7 +124,7 @@ RARE: Final = tuple(objective(name)[0] for name in ("rec-oneside-nois", "red-wei
 ALONE: Final = "fresh groups alone"
 SUPERVISED: Final = "supervised training, then fresh groups"
 OTHERS: Final = tuple(
-    EvidenceArm(name, {"prompts_per_step": 4, "objective": {"preset": preset, "untested_lag": True}}, use=use)
+    EvidenceArm(name, {"prompts_per_step": 4, "objective": {"preset": preset}}, use=use)
     for name, preset, use in (
         (ALONE, "rec-oneside-nois", None),
         ("with groups of another model, red-weight", "red-weight", Use.GROUPS),

@@ -112,6 +112,14 @@ def run(
         return _Cell(TASKS[task], arm, config, followed, others).run(Path(scratch, "run"))
 
 
+def run_from(start: Path, task: str, arm: EvidenceArm, rate: float, seed: int) -> EvidenceRow:
+    """Train a cell from another model, with fresh groups alone, and return its row."""
+    with tempfile.TemporaryDirectory(prefix="offbeat-evidence-") as scratch:
+        config = make_config(TASKS[task], arm, rate, seed)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
+        return _Cell(TASKS[task], arm, config, None, None).run(Path(scratch, "run"))
+
+
 @dataclass
 class _Cell:
     task: EvidenceTask

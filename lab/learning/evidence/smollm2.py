@@ -22,7 +22,7 @@ from lab.figures import Figure, command_parser, commit, record
 from lab.fixtures import smollm2
 from lab.fixtures.processes import OFFBEAT
 from lab.fixtures.runs import scratch
-from lab.learning.evidence.claims import Claim, Paired, judge
+from lab.learning.evidence.claims import Claim, Paired, Verdict, judge
 from lab.learning.evidence.rows import KEPT
 from lab.learning.smollm2_run import TRAINED
 from lab.learning.statistics import Interval, difference
@@ -174,8 +174,13 @@ def figures(done: Runs) -> list[Figure]:
         )
         for arm in ARMS
     ]
-    verdicts = judge([_loss(arm, finals) for arm in ARMS if arm != BASE])
-    return [*found, *(verdict.figure() for verdict in verdicts), _at_equal_groups(by_arm)]
+    return [*found, *(verdict.figure() for verdict in losses(done)), _at_equal_groups(by_arm)]
+
+
+def losses(done: Runs) -> list[Verdict]:
+    """Return the verdicts on the differences from v = 1."""
+    finals = {arm: [final(done[arm, seed]) for seed in SEEDS] for arm in ARMS}
+    return judge([_loss(arm, finals) for arm in ARMS if arm != BASE])
 
 
 def _at_equal_groups(by_arm: Mapping[str, Sequence[SmolRow]]) -> Figure:

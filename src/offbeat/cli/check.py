@@ -18,6 +18,9 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a setting of the file, for example sync.every=10; can be repeated"
     ),
 ]
+Accept = Annotated[
+    bool, typer.Option("--accept", help="Accept a lag that is known to lose; the same as --set accept=true")
+]
 
 
 def check(
@@ -31,15 +34,17 @@ def check(
             help="Plan the run for other hardware: 1x24, 8x80, or 4x8x80 for four nodes of eight",
         ),
     ] = None,
+    accept: Accept = False,
 ) -> None:
     """Check a configuration and show what it will do: `offbeat check run.toml --gpus 8x80`."""
+    settings = [*(settings or []), *(["accept=true"] if accept else [])]
     parsed = checked(config, settings, gpus)
     typer.echo(parsed.plan)
     with Working("estimating memory and time", after=SOON):
         lines = _particulars(parsed, gpus)
     for line in lines:
         typer.echo(line)
-    overrides = "".join(f" --set {shlex.quote(setting)}" for setting in settings or [])
+    overrides = "".join(f" --set {shlex.quote(setting)}" for setting in settings)
     typer.echo(f"{config} is valid; start it with: offbeat train {config}{overrides}")
 
 
@@ -65,7 +70,7 @@ def checked(path: Path, settings: list[str] | None, gpus: str | None = None, *, 
 
 def _particulars(config: "Config", gpus: str | None) -> list[str]:
     from offbeat.objective.presets import PRESETS
-    from offbeat.preflight.checks import device_plan
+    from offbeat.preflight.checks import device_plan, lag_findings
 
     preset = PRESETS[config.objective.preset]
     needs = ", ".join(sorted(need.value for need in config.objective.resolve().needs)) or "rewards alone"
@@ -73,6 +78,7 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
     return [
         f"objective {preset.name}: needs {needs}; reported for {known} ({preset.lag_evidence})",
         *(f"measured here: {one}" for one in preset.measured),
+        *(f"warning: {finding.text}" for finding in lag_findings(config)),
         _amount(config),
         *_model(config),
         *_rounding(config),

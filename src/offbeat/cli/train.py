@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.check import Settings, checked
+from offbeat.cli.check import Accept, Settings, checked
 from offbeat.cli.terminal import plain_errors, stopped_by_ctrl_c
 from offbeat.reports.working import Working
 
@@ -18,9 +18,10 @@ def train(
     config: Annotated[Path, typer.Argument(help="The TOML file of the run")],
     out: Annotated[Path | None, typer.Option(help="The run directory; default: runs/<name of the file>")] = None,
     settings: Settings = None,
+    accept: Accept = False,
 ) -> None:
     """Train a model: `offbeat train run.toml --set sync.every=10`. Ctrl-C stops after the step, with a checkpoint."""
-    parsed = checked(config, settings, to_run=True)
+    parsed = checked(config, [*(settings or []), *(["accept=true"] if accept else [])], to_run=True)
     from offbeat.run.directory import RunDirectory
 
     directory = RunDirectory(out or Path("runs") / config.stem)

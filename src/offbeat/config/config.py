@@ -51,6 +51,8 @@ class Config(Section):
     """G: completions per prompt. Raise it if many groups have equal rewards."""
     updates_per_batch: Positive = 1
     """i: optimizer updates per batch. Raise it to learn more from each batch, at the cost of more drift."""
+    accept: bool = False
+    """Train with a lag that is known to lose, which `offbeat check` shows with its figure. For experiments."""
     objective: ObjectiveConfig = ObjectiveConfig()
     sampling: SamplingConfig = SamplingConfig()
     sync: SyncConfig = SyncConfig()
@@ -120,7 +122,7 @@ class Config(Section):
 
     def steps_within_limit(self) -> int:
         """Return the largest lag in steps that keeps `largest_lag` within the preset's limit; at most 1000."""
-        limit = inf if self.objective.untested_lag else PRESETS[self.objective.preset].lag_limit
+        limit = PRESETS[self.objective.preset].reported_lag
         return 1000 if limit == inf else max(0, int(limit + 1) // self.updates_per_batch - 1)
 
     @property

@@ -10,7 +10,6 @@ from typing import Final
 
 from offbeat.config.config import Config
 from offbeat.config.sections import SyncConfig
-from offbeat.objective.presets import PRESETS, Preset
 from offbeat.objective.spec import Advantage, Against, CentredBand, CutOff, Need, NoGate
 
 SHARE_KEPT: Final = 0.8
@@ -43,12 +42,8 @@ def conflicts(config: Config) -> list[str]:
         )
     if config.trainer.ranks > 1 and config.run.place == "local":
         found.append(f"trainer.ranks = {config.trainer.ranks}: a local run has one rank; set run.place = 'ray'")
-    preset, objective = PRESETS[config.objective.preset], config.objective.resolve()
-    if not modes and not _within_limit(config):
-        found.append(_lag_conflict(config, preset))
-    elif not modes and (failed := _measured_failure(config, preset)):
-        found.append(failed)
-    elif not modes and config.sampler.mode == "replay" and not config.run.experience:
+    objective = config.objective.resolve()
+    if not modes and config.sampler.mode == "replay" and not config.run.experience:
         found += _replay_conflicts(config)
     if config.sampler.refill and objective.advantage is Advantage.SHRUNK:
         found.append(
@@ -119,16 +114,16 @@ def _cadence_conflicts(config: Config) -> list[str]:
     found = []
     if sync.adaptive and config.longest == 1:
         rule = "sync.by_cost" if sync.by_cost else f"sync.drift_budget = {sync.drift_budget}"
-        fix = f"{preset!r} is reported for fresh data only: remove the rule, or choose another preset"
+        why = f", because {preset!r} is reported for fresh data only" if sync.every is None else ""
         found.append(
-            f"{rule}: the longest time between two publishes is one step, so there is nothing to decide; "
-            + (fix if sync.every is None else "raise sync.every, or remove the rule")
+            f"{rule}: the longest time between two publishes is one step{why}, so there is nothing to decide; remove "
+            f"{rule.partition(' ')[0]}"
         )
     blind = isinstance(objective.gate, NoGate | CentredBand) or objective.against is Against.PROXIMAL
     if sync.by_cost and blind and objective.reject is None:
         found.append(
             f"sync.by_cost: {preset!r} has no gate that stops tokens because of lag, so nothing would be published "
-            "before the longest time; use sync.every, or a preset with a gate around 1"
+            "before the longest time; remove sync.by_cost, and set sync.every if it is not set"
         )
     return found
 
@@ -176,13 +171,13 @@ def _replay_conflicts(config: Config) -> list[str]:
         f"{'step' if sampler.cooldown == 0 else 'steps'} at the earliest, and until it is {config.retire_age} steps old"
     )
     fixes = [
-        _first(config, "sampler", "cooldown", range(sampler.cooldown - 1, -1, -1), _keeps_share),
-        _first(config, "sampler", "retire_age", range(config.retire_age + 1, 201), _keeps_share),
-        _first(config, "sampler", "reuse_budget", range(sampler.reuse_budget + 1, 33), _keeps_share),
-        _first(config, "sampler", "share", (0.75, 0.5, 0.4, 0.3, 0.25, 0.2, 0.1), _keeps_share, below=sampler.share),
-        _first(config, "sync", "every", range(config.longest - 1, 0, -1), _keeps_share),
+        first_fix(config, "sampler", "cooldown", range(sampler.cooldown - 1, -1, -1), _keeps_share),
+        first_fix(config, "sampler", "retire_age", range(config.retire_age + 1, 201), _keeps_share),
+        first_fix(config, "sampler", "reuse_budget", range(sampler.reuse_budget + 1, 33), _keeps_share),
+        first_fix(config, "sampler", "share", (0.75, 0.5, 0.4, 0.3, 0.25, 0.2, 0.1), _keeps_share, below=sampler.share),
+        first_fix(config, "sync", "every", range(config.longest - 1, 0, -1), _keeps_share),
     ]
-    other = "use a preset that is reported for more lag, or more steps"
+    other = "set sampler.mode = 'fresh'"
     return [f"{promise}: {why}; {', or '.join(fix for fix in fixes if fix) or other}"]
 
 
@@ -194,33 +189,10 @@ def _settled_replays(config: Config) -> float:
 
 def _keeps_share(config: Config) -> bool:
     wanted = config.prompts_per_step - config.fresh
-    return _within_limit(config) and _settled_replays(config) >= SHARE_KEPT * wanted
+    return _settled_replays(config) >= SHARE_KEPT * wanted
 
 
-def _within_limit(config: Config) -> bool:
-    return config.objective.untested_lag or config.largest_lag <= PRESETS[config.objective.preset].lag_limit
-
-
-def _measured_failure(config: Config, preset: Preset) -> str:
-    """Return that the objective fails in our own runs at this lag and no higher a learning rate, or nothing.
-
-    Data of other policies has no lag in steps, a rule that watches drift or cost publishes before it is too late, and
-    an adapter learns at ten times the rate for the same drift.
-    """
-    if config.run.mode == "offline" or config.sync.adaptive or config.objective.untested_lag or config.adapter.rank:
-        return ""
-    lag, rate = (config.fresh_lag + 1) * config.updates_per_batch - 1, config.optimizer.learning_rate
-    for one in preset.measured:
-        if one.verdict == "fails" and lag >= one.v - 1 and rate >= one.rate:
-            return (
-                f"optimizer.learning_rate = {rate:g} with lag up to {lag:g}: in our runs {preset.name!r} {one}; lower "
-                f"the learning rate, publish more often than every {one.v} steps, choose another objective (`offbeat "
-                "objectives`), or set objective.untested_lag = true"
-            )
-    return ""
-
-
-def _first(
+def first_fix(
     config: Config,
     table: str,
     name: str,
@@ -235,39 +207,3 @@ def _first(
         if value < below and works(config.model_copy(update={table: changed}) if table else changed):
             return f"set {f'{table}.' if table else ''}{name} = {value:g}"
     return ""
-
-
-def _lag_conflict(config: Config, preset: Preset) -> str:
-    """Return what gives too much lag, and only changes that help."""
-    lag, sync, updates = config.largest_lag, config.sync, config.updates_per_batch
-    setting = "" if config.run.max_lag is None else f"run.max_lag = {config.run.max_lag}"
-    if config.run.mode == "offline":
-        setting = "run.mode = 'offline' trains on data of any age"
-    elif config.sampler.mode == "replay" and config.retire_age > config.fresh_lag:
-        setting = f"sampler.retire_age = {config.retire_age}"
-    elif not setting and sync.offset:
-        setting = f"sync.offset = {sync.offset}"
-    elif not setting and sync.every is None and sync.at_least > 1:
-        setting = f"sync.at_least = {sync.at_least}"
-    setting = setting or f"sync.every = {config.longest}"
-    if updates > 1 and lag < inf:
-        setting += f" with updates_per_batch = {updates}"
-    fixes = [
-        _first(config, "sampler", "retire_age", range(config.retire_age - 1, 0, -1), _within_limit)
-        if config.sampler.mode == "replay"
-        else "",
-        _first(config, "run", "max_lag", range((config.run.max_lag or 0) - 1, config.longest - 2, -1), _within_limit),
-        _first(config, "sync", "offset", range(sync.offset - 1, -1, -1), _within_limit),
-        _first(config, "sync", "at_least", range(sync.at_least - 1, 0, -1), _within_limit)
-        if sync.every is None
-        else "",
-        _first(config, "sync", "every", range(config.longest - 1, sync.at_least - 1, -1), _within_limit),
-        _first(config, "", "updates_per_batch", range(updates - 1, 0, -1), _within_limit),
-    ]
-    tolerant = ", ".join(one.name for one in PRESETS.values() if one.lag_limit >= lag)
-    ways = [*(fix for fix in fixes if fix), f"choose one of {tolerant}" if tolerant else ""]
-    ways = [way for way in (*ways, "set objective.untested_lag = true") if way]
-    gives = "" if lag == inf else f" gives lag up to {lag:g}"
-    known = f"reported up to lag {preset.reported_lag:g} ({preset.lag_evidence})"
-    known += "".join(f", and in our runs it {one}" for one in preset.measured if one.verdict != "undecided")
-    return f"{setting}{gives}, but {preset.name!r} is {known}; " + ", or ".join(ways)

@@ -28,7 +28,7 @@ from offbeat.objective.spec import (
 
 Above0 = Annotated[float, Field(gt=0)]
 Pair = Annotated[tuple[float, float], FROM_TOML]
-UNDIVIDED = {Advantage.CENTRED, Advantage.LEAVE_ONE_OUT}
+UNDIVIDED = {Advantage.CENTRED, Advantage.LEAVE_ONE_OUT, Advantage.REWARD}
 
 
 class ObjectiveConfig(Section):
@@ -87,8 +87,6 @@ class ObjectiveConfig(Section):
     kl_estimator: Annotated[KLEstimator | None, FROM_TOML] = None
     """k1, k2 or k3, for kl_coefficient above 0; docs/how-it-works/objective.md explains the bias of each. Left out:
     k3."""
-    untested_lag: bool = False
-    """Allow more lag than is reported for this preset. For experiments: training may collapse."""
 
     @field_validator("preset")
     @classmethod

@@ -10,7 +10,6 @@ from copy import deepcopy
 from typing import Any
 
 from offbeat.config.config import Config
-from offbeat.config.parsing import examine
 from offbeat.objective.presets import PRESETS
 
 
@@ -28,7 +27,19 @@ def translate(recorded: Mapping[str, Any]) -> dict[str, Any]:
         _from_0_1(data)
     # Releases without this setting held nothing out. Their runs keep their training prompts when they are resumed.
     data.setdefault("evaluation", {}).setdefault("hold_out", 0.0)
+    if data.get("objective", {}).pop("untested_lag", False):
+        _accept_untested_lag(data)
     return data
+
+
+def _accept_untested_lag(data: dict[str, Any]) -> None:
+    """Consent to lag was a setting of the objective, and lifted the limits that follow from its preset."""
+    data["accept"] = True
+    sync, sampler = data["sync"], data["sampler"]
+    if (sync["by_cost"] or sync["drift_budget"] is not None) and sync["every"] is None:
+        sync["every"] = max(100, sync["at_least"])
+    if sampler["mode"] == "replay" and sampler["retire_age"] is None:
+        sampler["retire_age"] = 200
 
 
 def _from_0_1(data: dict[str, Any]) -> None:
@@ -39,15 +50,9 @@ def _from_0_1(data: dict[str, Any]) -> None:
         objective.pop("kl_estimator", None)  # recorded as k3 even without a KL term
     if (sync := data.get("sync", {})).get("drift_budget") is None:
         sync.pop("at_least", None)  # had no effect without a budget
-    if _exceeds_lag_limit(examine(data).config):  # lag counts updates since then
-        objective["untested_lag"] = True
 
 
 def _masks_zero_variance(objective: Mapping[str, Any]) -> bool:
     if (mask := objective.get("zero_variance_mask")) is not None:
         return bool(mask)
     return PRESETS[objective.get("preset", Config().objective.preset)].objective.zero_variance_mask
-
-
-def _exceeds_lag_limit(config: Config) -> bool:
-    return config.largest_lag > PRESETS[config.objective.preset].lag_limit

@@ -1,6 +1,6 @@
 """From the rewards of whole groups to the credit of each completion: once per batch, before any forward pass.
 
-advantages         centered, whitened, divided by a standard deviation, leave-one-out, or shrunk to a prior
+advantages         centered, whitened, divided by a standard deviation, leave-one-out, shrunk to a prior, or the reward
 drop_surplus       RED-Drop: leave out answers below the mean that outnumber the others
 exp_weights        RED-Weight: count good answers more, with a fixed or a balancing temperature
 assign_credit      all of these as an `Objective` says, and which completions are trained on
@@ -28,7 +28,8 @@ def advantages(
     """Return advantages [B, G] of the given kind; 0 for completions without a score and in groups of equal rewards.
 
     Only `SHRUNK` uses `prior_B2`, the pseudo-counts (right, wrong) of each prompt from earlier data, without this
-    group. It compares a completion with that history too, so groups of equal rewards have advantages.
+    group. It compares a completion with that history too, so groups of equal rewards have advantages. `REWARD` compares
+    nothing, so they have them as well.
 
     >>> rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
     >>> advantages(Advantage.CENTRED, rewards, torch.ones_like(rewards, dtype=torch.bool))
@@ -39,6 +40,8 @@ def advantages(
     rewards_BG = torch.where(scored_BG, rewards_BG, 0.0)
     if kind is Advantage.SHRUNK:
         return _shrunk(rewards_BG, scored_BG, prior_B2, epsilon)
+    if kind is Advantage.REWARD:
+        return rewards_BG
     # Rounding leaves centered equal rewards slightly off zero, and dividing by a tiny deviation would amplify that.
     contrast_BG = scored_BG & ~zero_variance(rewards_BG, scored_BG)[:, None]
     centred_BG = torch.where(contrast_BG, rewards_BG - rewards_BG.sum(-1, keepdim=True) / count_B1, 0.0)
@@ -176,7 +179,7 @@ class Credit:
     zero_variance_B: Tensor
     """True for groups of equal rewards, whether or not they are trained on."""
     too_small_B: Tensor
-    """True for groups with fewer than two scored completions: there is nothing to compare."""
+    """True for groups with fewer than two scored completions, if they are compared: there is nothing to compare."""
 
     def rows(self, mask_NT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return advantages [N], weights [N] and mask [N, T] for `Streams`. Untrained completions are masked out.
@@ -215,7 +218,7 @@ def assign_credit(
             raise ValueError("an objective that masks truncated completions needs truncated_BG: which ones those are")
         scored_BG = scored_BG & ~truncated_BG
     zero_variance_B = zero_variance(rewards_BG, scored_BG)
-    too_small_B = scored_BG.sum(-1) < 2
+    too_small_B = scored_BG.sum(-1) < (1 if objective.advantage is Advantage.REWARD else 2)
     trained_BG = scored_BG & ~too_small_B[:, None]
     if objective.zero_variance_mask:
         trained_BG = trained_BG & ~zero_variance_B[:, None]

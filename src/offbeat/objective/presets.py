@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from offbeat.objective.measured import MeasuredLag, failing_drift, measured_lags, tolerated_lag
+from offbeat.objective.measured import MeasuredLag, failing_drift, measured_lags
 from offbeat.objective.spec import (
     Advantage,
     Against,
@@ -51,19 +51,13 @@ class Preset:
     """
     lag_evidence: str
     """Who reports it."""
+    collapses: str = ""
+    """A report that it collapses at any lag; empty if there is none."""
 
     @property
     def measured(self) -> Sequence[MeasuredLag]:
         """What our own runs say about it under lag, with the learning rates and the drift; empty if not measured."""
-        return measured_lags().get(self.name, ())
-
-    @property
-    def lag_limit(self) -> float:
-        """The largest lag that is reported, or that our own runs tolerate, if that is longer.
-
-        A lag at which our runs fail is no limit in steps: they learn at rates of about 5e-4. It is one in drift.
-        """
-        return max(self.reported_lag, tolerated_lag(self.measured))
+        return [one for one in measured_lags().get(self.name, ()) if one.plain]
 
     @property
     def drift_limit(self) -> float | None:
@@ -194,7 +188,7 @@ _ALL = (
         "completion. The pull does not grow with length, so it also suits long answers, but opmd's derivation does not "
         "cover it.",
         0,
-        "no report of its own; for experiments under lag set objective.untested_lag",
+        "no report of its own",
     ),
     Preset(
         "asymre",
@@ -206,6 +200,16 @@ _ALL = (
         "derived for off-policy data; P1 tests sync every 20 steps and fully offline",
     ),
     Preset(
+        "imitate",
+        Objective(Advantage.REWARD),
+        r"r\log\pi",
+        "supervised training on right answers; Dong et al. 2023, arXiv 2304.06767",
+        "Before RL, on stored answers of a better model: right ones are imitated, wrong ones left out. Rewards are not "
+        "negative. It learns nothing from wrong answers, so continue with another objective.",
+        inf,
+        "supervised training: it does not matter who wrote the answers",
+    ),
+    Preset(
         "reinforce",
         Objective(),
         r"(r - \bar r)\log\pi",
@@ -213,6 +217,7 @@ _ALL = (
         "For fresh data only. The control that shows why gates are needed.",
         0,
         "P1: without a gate it collapses under lag; so it does on a three-armed bandit in the tests",
+        collapses="without a gate it collapses under lag (P1, arXiv 2509.24203)",
     ),
     Preset(
         "dr-grpo",

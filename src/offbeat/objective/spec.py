@@ -21,6 +21,7 @@ class Advantage(StrEnum):
     STD_SAMPLE = "std-sample"
     LEAVE_ONE_OUT = "leave-one-out"
     SHRUNK = "shrunk"
+    REWARD = "reward"
 
 
 class Level(StrEnum):

@@ -6,11 +6,22 @@ Each problem begins with the setting it is about and ends with what to do. `offb
 
 import inspect
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 from offbeat.config import Config
-from offbeat.errors import CannotPlace, HubError, ModelUnreadable, TaskError, UnreachableFunction, suggest_nearest
+from offbeat.config.conflicts import conflicts
+from offbeat.config.known import Finding, Level
+from offbeat.errors import (
+    CannotPlace,
+    HubError,
+    LogError,
+    ModelUnreadable,
+    TaskError,
+    UnreachableFunction,
+    suggest_nearest,
+)
 from offbeat.hub import find_model, hub_name
 from offbeat.imports import EXTRAS, install_command, missing_modules, resolve
 from offbeat.objective.spec import Advantage
@@ -19,7 +30,7 @@ from offbeat.placement.nearest import plan_devices
 from offbeat.placement.plan import DevicePlan, cannot_split
 from offbeat.placement.shape import ModelShape
 from offbeat.preflight.forecast import ModelFiles
-from offbeat.preflight.log_contents import check_log
+from offbeat.preflight.log_contents import LogContents, check_log, lag_evidence
 from offbeat.preflight.reward_columns import check_columns
 from offbeat.tasks.data import Deferred
 from offbeat.tasks.task import FACTORIES, Task, make
@@ -47,7 +58,28 @@ def preflight(config: Config, *, here: bool = True) -> list[str]:
         found += _check_lengths(config, files) + _check_split(config, files)
         if task is not None:
             found += _check_chat(config, files, task)
-    return found + (check_log(config) + _check_extras(config) if here else [])
+    if here:
+        found += check_log(config, model_size(config)) + _check_extras(config)
+    if not config.accept and not conflicts(config):
+        found += [finding.text for finding in lag_findings(config) if finding.level is Level.LOSES]
+    return found
+
+
+def lag_findings(config: Config) -> list[Finding]:
+    """Return what is known to lose in a run's lag, or what nobody has shown; nothing if neither."""
+    try:
+        finding = lag_evidence(config, LogContents.of(config), model_size(config)).finding()
+    except LogError:  # `check_log` reports it
+        return []
+    return [] if finding is None else [finding]
+
+
+def model_size(config: Config) -> float:
+    """Return the number of parameters of a run's model; infinite if its files cannot be read."""
+    try:
+        return model_files(config).parameters if config.model.path else inf
+    except (HubError, LogError, ModelUnreadable, OSError):
+        return inf
 
 
 def _check_model(config: Config) -> tuple[ModelFiles | None, list[str]]:
@@ -184,6 +216,11 @@ def _check_playable(config: Config, task: Task) -> list[str]:
             "log, and train on them with run.mode = 'offline'"
         )
     low, high = task.reward_range
+    if config.objective.resolve().advantage is Advantage.REWARD and low < 0:
+        found.append(
+            f"objective.advantage = 'reward' imitates answers, but task {config.task.name!r} gives rewards from "
+            f"{low:g}, and negative ones push without limit; scale its rewards and set its reward_range"
+        )
     if config.objective.resolve().advantage is Advantage.SHRUNK and not (low >= 0 and high <= 1):
         found.append(
             f"objective.advantage = 'shrunk' needs rewards from 0 to 1, but task {config.task.name!r} gives {low:g} to "

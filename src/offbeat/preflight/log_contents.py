@@ -1,17 +1,43 @@
 """What an existing experience log holds for a run: whether it fits the objective, and for how many steps. No torch."""
 
-from math import inf
+from dataclasses import dataclass
+from typing import Final
 
 from offbeat.config import Config
+from offbeat.config.conflicts import conflicts
+from offbeat.config.known import LagEvidence, with_preset
+from offbeat.errors import LogError
 from offbeat.imports import missing_modules
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import Need
 
 
-def check_log(config: Config) -> list[str]:
+@dataclass(frozen=True)
+class LogContents:
+    """How many groups the experience log holds that a run starts from."""
+
+    groups: int = 0
+    with_logprobs: int = 0
+    without_version: int = 0
+
+    @classmethod
+    def of(cls, config: Config) -> "LogContents":
+        """Read the log of a run; without one, there are no groups. Raises `LogError` if it cannot be read."""
+        if not config.run.experience or missing_modules(["lance"]) or not _exists(config.run.experience):
+            return cls()
+        from offbeat.experience.schema import Tables
+
+        table = Tables.open(config.run.experience, create=False).groups
+        rows = table.rows()
+        return cls(rows, *(table.scan(0, rows, [], which).num_rows for which in COUNTED))
+
+
+COUNTED: Final = ("logprobs_known", "oldest_version IS NULL")
+
+
+def check_log(config: Config, parameters: float) -> list[str]:
     """Check that the experience log a run starts from exists and holds what the objective needs."""
-    uri, preset = config.run.experience, config.objective.preset
-    replays = config.run.mode == "offline" or config.sampler.mode == "replay"
+    uri = config.run.experience
     if not uri or missing_modules(["lance"]):
         return []
     if not _exists(uri):
@@ -20,33 +46,37 @@ def check_log(config: Config) -> list[str]:
         return [
             f"run.experience = {uri!r} is not an experience log; make one with `offbeat import FILE --into {uri} …`"
         ]
-    from offbeat.errors import LogError
-    from offbeat.experience.schema import Tables
-
     try:
-        groups = Tables.open(uri, create=False).groups
-        rows = groups.rows()
-        known = groups.scan(0, rows, [], "logprobs_known").num_rows
-        imported = groups.scan(0, rows, [], "oldest_version IS NULL").num_rows
+        return log_problems(config, LogContents.of(config), parameters)
     except LogError as error:
         return [f"run.experience = {uri!r}: {error}"]
-    if not rows and config.run.mode == "offline":
+
+
+def log_problems(config: Config, log: LogContents, parameters: float) -> list[str]:
+    """Return what is missing in a log with these contents."""
+    uri, preset, offline = config.run.experience, config.objective.preset, config.run.mode == "offline"
+    if not log.groups and offline:
         return [f"run.experience = {uri!r} holds no groups; add some with `offbeat import FILE --into {uri} …`"]
-    any_age = [name for name, one in PRESETS.items() if one.lag_limit == inf]
-    found = []
-    if replays and rows and not known and Need.BEHAVIOR in config.objective.resolve().needs:
-        suitable = ", ".join(name for name in any_age if Need.BEHAVIOR not in PRESETS[name].objective.needs)
-        found.append(
-            f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {rows} groups in "
-            f"{uri} has them; choose one that needs none: {suitable}"
-        )
-    elif imported and config.run.mode != "offline" and preset not in any_age and not config.objective.untested_lag:
-        found.append(
-            f"run.experience = {uri!r} holds {imported} groups without a policy version, which may have any age, but "
-            f"{preset!r} is reported up to lag {PRESETS[preset].lag_limit:g}; choose one of {', '.join(any_age)}, or "
-            "set objective.untested_lag = true"
-        )
-    return found
+    replays = offline or config.sampler.mode == "replay"
+    if not (replays and log.groups and not log.with_logprobs and Need.BEHAVIOR in config.objective.resolve().needs):
+        return []
+    suitable = []
+    for name, one in PRESETS.items():
+        changed = with_preset(config, name)
+        lost = not config.accept and lag_evidence(changed, log, parameters).losing_row() is not None
+        if Need.BEHAVIOR not in one.objective.needs and not lost and not conflicts(changed):
+            suitable.append(name)
+    way = f"choose one of {', '.join(suitable)}, which need none" if suitable else "use a log with log-probs"
+    return [
+        f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {log.groups} groups in "
+        f"{uri} has them; {way}"
+    ]
+
+
+def lag_evidence(config: Config, log: LogContents, parameters: float) -> LagEvidence:
+    """Return the evidence about a run's lag. Groups without a version may have any age."""
+    any_age = log.without_version > 0 and config.run.mode != "offline"
+    return LagEvidence(config, parameters, any_age, logprobs=log.with_logprobs > 0 or not log.groups)
 
 
 def offline_length(config: Config) -> str:

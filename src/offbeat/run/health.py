@@ -50,6 +50,8 @@ class Rule:
     patience: int = 1
     action: Action = Action.WARN
     advice: str = ""
+    by_lag: bool = False
+    """True if publishing more often keeps the metric within its limit."""
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -69,11 +71,25 @@ class Rule:
         return f"{self.metric} {' or '.join(limits)}"
 
 
+SOONER: Final = "publish more often (sync.every), or lower optimizer.learning_rate"
 DEFAULT_RULES: Sequence[Rule] = (
-    Rule("entropy", below=0.01, patience=5, advice="the policy has stopped exploring: lower the learning rate"),
-    Rule("drift_tv_token", above=0.3, patience=3, advice="sync sooner, or lower the learning rate"),
-    Rule("ess", below=0.1, patience=3, advice="a few samples dominate the update: sync sooner"),
-    Rule("ratio_tail_share", above=0.05, patience=3, advice="a few tokens have extreme ratios: look at these groups"),
+    Rule("entropy", below=0.01, patience=5, advice="the policy has stopped exploring: lower optimizer.learning_rate"),
+    Rule(
+        "gate_stopped_gradient",
+        above=0.5,
+        patience=3,
+        advice="the gate stops most of the gradient, so the run hardly learns: " + SOONER,
+        by_lag=True,
+    ),
+    Rule("drift_tv_token", above=0.3, patience=3, advice=SOONER, by_lag=True),
+    Rule("ess", below=0.1, patience=3, advice="a few samples dominate the update: " + SOONER, by_lag=True),
+    Rule(
+        "ratio_tail_share",
+        above=0.05,
+        patience=3,
+        advice="a few tokens have extreme ratios: " + SOONER,
+        by_lag=True,
+    ),
     Rule(
         "unscorable_share",
         above=0.2,
@@ -104,14 +120,17 @@ def rules_for(config: Config) -> Sequence[Rule]:
     """
     preset = PRESETS[config.objective.preset]
     limit, foreign = preset.drift_limit, config.run.mode == "offline" or config.run.experience
+    # Elsewhere the lag of a batch does not say after how many steps its limit was passed.
+    in_turns = config.run.mode == "lockstep" and config.sampler.mode == "fresh" and not config.sync.offset
+    rules = [rule if in_turns else replace(rule, by_lag=False) for rule in DEFAULT_RULES]
     if limit is None or foreign:
-        return DEFAULT_RULES
+        return rules
     known = f"{preset.name} learns worse at such drift (offbeat objectives {preset.name}): "
     return [
         replace(rule, above=min(rule.above, limit), advice=known + rule.advice)
         if rule.metric == "drift_tv_token" and rule.above is not None
         else rule
-        for rule in DEFAULT_RULES
+        for rule in rules
     ]
 
 
@@ -125,9 +144,13 @@ class Alarm:
     """The groups of the batch at which it fired, those to look at first."""
     run: str = "RUN"
     """The run directory, for the command in the text."""
+    lag: float = 0.0
+    """The lag of the batch, as far as it is known."""
 
     def __str__(self) -> str:
         advice = f": {self.rule.advice}" if self.rule.advice else ""
+        if self.rule.by_lag and self.lag >= 1:
+            advice += f"; at lag {self.lag:g}, so set sync.every = {max(1, int(self.lag) + 1 - self.rule.patience)}"
         steps = f" for {self.rule.patience} steps" if self.rule.patience > 1 else ""
         return f"{self.rule}{steps}, now {self.value:.4g}{advice}{self._look}"
 
@@ -168,7 +191,8 @@ class Health:
         for rule in self.rules:
             self._broken_steps[rule] = self._broken_steps.get(rule, 0) + 1 if rule.is_broken(metrics) else 0
             if self._broken_steps[rule] == rule.patience:
-                alarms.append(Alarm(rule, metrics[rule.metric], _suspects(rule.metric, groups, drift), self.run))
+                suspects = _suspects(rule.metric, groups, drift)
+                alarms.append(Alarm(rule, metrics[rule.metric], suspects, self.run, metrics.get("lag", 0.0)))
         return alarms
 
 

@@ -1,0 +1,280 @@
+"""Judge every pair of preset and data in every mode as `offbeat check` does, and follow all of its advice.
+
+    python -m lab.parity.advice            about a minute; rows door.5.pairs, door.5.circular and door.5.warnings
+    python -m lab.parity.advice --short    two presets, nothing recorded
+
+What the data must have is not taken from the code under test: a formula needs the behavior policy's log-probs if its
+gradient changes with them.
+"""
+
+import json
+import re
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from lab.figures import ROOT, Figure, command_parser, record, show
+from lab.fixtures.groups import make_group, without_scores
+from lab.parity.objectives import LaggedBatch
+from offbeat.config import examine
+from offbeat.config.known import Level
+from offbeat.experience.log import ExperienceLog
+from offbeat.objective.presets import PRESETS
+from offbeat.preflight.log_contents import LogContents, lag_evidence, log_problems
+from offbeat.types import UNKNOWN, Group, Json, Score
+
+Settings = dict[str, Any]
+GROUPS: Final = 4
+MODES: Final[Mapping[str, Settings]] = {
+    "lockstep": {},
+    "every 10": {"sync": {"every": 10}},
+    "every 200": {"sync": {"every": 200}},
+    "offset": {"sync": {"offset": 9}},
+    "i = 4": {"sync": {"every": 4}, "updates_per_batch": 4},
+    "drift": {"sync": {"drift_budget": 0.05}},
+    "cost": {"sync": {"by_cost": True}},
+    "concurrent": {"run": {"mode": "concurrent", "max_lag": 9}},
+    "replay": {"sampler": {"mode": "replay"}},
+    "concurrent replay": {"run": {"mode": "concurrent", "max_lag": 9}, "sampler": {"mode": "replay"}},
+    "offline": {"run": {"mode": "offline"}, "sampler": {"mode": "offline"}},
+}
+RATES: Final = (1e-6, 5e-6, 1e-3)
+SIZES: Final = {"90 k": 9e4, "135 M": 1.35e8}
+"""Of the model."""
+CONTRADICTIONS: Final = ("sync.by_cost", "sync.drift_budget")
+"""Rules that have nothing to decide with some presets, whatever the data."""
+
+
+NOTHING: Final = LogContents()
+
+
+@dataclass(frozen=True)
+class Data:
+    """What an experience log holds, and where it is."""
+
+    logprobs: str
+    """Which groups have them: all, some or none."""
+    versions: bool
+    graded: bool
+    """False if the scores come later."""
+    uri: str = ""
+    contents: LogContents = NOTHING
+
+    def write(self, place: Path) -> "Data":
+        """Return the same data in a real log, with what `check` reads from it."""
+        uri = str(place / f"{self.logprobs}-{self.versions}-{self.graded}")
+        with ExperienceLog.open(uri) as log:
+            log.append([self._group(number) for number in range(GROUPS)])
+        config = examine({"run": {"experience": uri}}).config
+        return replace(self, uri=uri, contents=LogContents.of(config))
+
+    def _group(self, number: int) -> Group:
+        group = make_group(number, prefix=f"{self.logprobs}{self.versions}{self.graded}", size=2, tokens=4)
+        keeps = self.logprobs == "all" or (self.logprobs == "some" and number % 2 == 0)
+        answers = tuple(
+            replace(
+                one,
+                token_ids=one.token_ids % 16,
+                behavior_logprobs=one.behavior_logprobs if keeps else UNKNOWN,
+                versions=one.versions if self.versions else (),
+                source="policy" if self.versions else "model:other",
+                score=Score(1.0),
+            )
+            for one in group.completions
+        )
+        made = replace(group, completions=answers)
+        return made if self.graded else without_scores(made)
+
+
+NO_LOG: Final = Data("all", True, True)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What check says about a configuration: what refuses it, what is known to lose, and what is only a warning."""
+
+    refused: Sequence[str] = ()
+    loses: str = ""
+    warning: str = ""
+    row: str = ""
+
+    @property
+    def runs(self) -> bool:
+        return not self.refused and not self.loses
+
+    @property
+    def level(self) -> str:
+        if self.refused:
+            return "refused"
+        return "known to lose" if self.loses else "nobody has shown it" if self.warning else "nothing said"
+
+
+def judge(settings: Settings, data: Data, parameters: float) -> Judged:
+    """Judge as `offbeat check` does."""
+    examined = examine(settings)
+    refused = [*examined.problems, *log_problems(examined.config, data.contents, parameters)]
+    finding = None if refused else lag_evidence(examined.config, data.contents, parameters).finding()
+    if finding is None:
+        return Judged(refused)
+    if finding.level is Level.UNSHOWN:
+        return Judged(warning=finding.text, row=finding.row)
+    return Judged(loses="" if examined.config.accept else finding.text, row=finding.row)
+
+
+def needs_logprobs(preset: str) -> bool:
+    """True if the gradient of an objective changes with the behavior policy's log-probs."""
+    objective, batch = PRESETS[preset].objective, LaggedBatch.draw(0, 2)
+    moved = replace(
+        batch,
+        behavior_NT=batch.behavior_NT + torch.linspace(-1, 1, batch.behavior_NT.numel()).view_as(batch.behavior_NT),
+    )
+    return not torch.equal(batch.gradient(objective), moved.gradient(objective))
+
+
+def allowed(preset: str, mode: str, data: Data) -> bool:
+    """True if the run can compute its loss: the formula needs no log-probs, or some of its data have them."""
+    only_from_log = "offline" in mode or "replay" in mode
+    return not (needs_logprobs(preset) and only_from_log and data.uri and data.logprobs == "none")
+
+
+def advice(sentence: str) -> Iterator[tuple[str, Json]]:
+    """Yield each change that a sentence names, as a setting and its new value; None removes it."""
+    for key, value in re.findall(r"set ([\w.]+) = ('[^']*'|\[[^]]*\]|[^\s,;]+)", sentence):
+        yield key, tomllib.loads(f"value = {value}")["value"]
+    for names in re.findall(r"choose one of ([\w-]+(?:, [\w-]+)*)", sentence):
+        for name in names.replace(", which need none", "").split(", "):
+            if name in PRESETS:
+                yield "objective.preset", name
+    for key in re.findall(r"remove ([\w.]+)", sentence):
+        yield key, None
+    if "use a log with log-probs" in sentence:
+        yield "data", "all"
+
+
+def changed(settings: Settings, key: str, value: Json) -> Settings:
+    """Return the settings with one of them changed."""
+    made: Settings = json.loads(json.dumps(settings))
+    *tables, name = key.split(".")
+    place = made
+    for table in tables:
+        place = place.setdefault(table, {})
+    place.pop(name, None)
+    if value is not None:
+        place[name] = value
+    return made
+
+
+def combinations(presets: Sequence[str], logs: Sequence[Data]) -> Iterator[tuple[str, str, Data, float, Settings]]:
+    """Yield preset, mode, data, size of the model and settings. A run that replays or is offline starts from a log."""
+    for preset, (mode, asked), data, rate, size in product(
+        presets, MODES.items(), [NO_LOG, *logs], RATES, SIZES.values()
+    ):
+        if mode == "offline" and not data.uri:
+            continue
+        run = {**asked.get("run", {}), **({"experience": data.uri} if data.uri else {})}
+        yield (
+            preset,
+            mode,
+            data,
+            size,
+            {**asked, "run": run, "objective": {"preset": preset}, "optimizer": {"learning_rate": rate}},
+        )
+
+
+def follow(settings: Settings, data: Data, parameters: float, sentence: str) -> list[str]:
+    """Return the changes of a sentence that the next check refuses; the sentence itself if it names none."""
+    circular, named = [], [*advice(sentence)]
+    for key, value in named:
+        if key == "data":
+            after = judge(settings, replace(data, contents=replace(data.contents, with_logprobs=GROUPS)), parameters)
+        else:
+            after = judge(changed(settings, key, value), data, parameters)
+        if not after.runs:
+            circular.append(f"{key} = {value}: {after.refused or after.loses}")
+    return circular if named else [f"no advice: {sentence}"]
+
+
+def main() -> bool:
+    options = command_parser(__doc__, short="two presets; record nothing").parse_args()
+    presets = ["rec-oneside-nois", "red-drop"] if options.short else list(PRESETS)
+    known_rows = {
+        row["id"]
+        for file in (ROOT / "lab" / "results").glob("*.json")
+        for row in json.loads(file.read_text(encoding="utf-8"))
+    }
+    levels, wrong, circular, unnamed, tried = Counter[str](), [], [], [], 0
+    with tempfile.TemporaryDirectory(prefix="offbeat-lab-") as place:
+        logs = [
+            Data(*kind).write(Path(place)) for kind in product(("all", "some", "none"), (True, False), (True, False))
+        ]
+        for preset, mode, data, size, settings in combinations(presets, logs):
+            judged = judge(settings, data, size)
+            levels[judged.level] += 1
+            told = f"{preset}, {mode}, {data.logprobs} {data.versions} {data.graded}, {size:g}, {settings['optimizer']}"
+            contradicts = any(one.startswith(CONTRADICTIONS) for one in judged.refused)
+            if bool(judged.refused) == allowed(preset, mode, data) and not contradicts:
+                wrong.append(f"{told}: {judged.refused}")
+            for sentence in (*judged.refused, *filter(None, [judged.loses])):
+                tried += len([*advice(sentence)])
+                circular += [f"{told}: {one}" for one in follow(settings, data, size, sentence)]
+            if (judged.loses or judged.warning) and (
+                judged.row not in known_rows or judged.row not in judged.loses + judged.warning
+            ):
+                unnamed.append(told)
+    for one in [*wrong[:5], *circular[:5], *unnamed[:5]]:
+        print(one)
+    report = show if options.short else record
+    return report(*_figures(levels, wrong, circular, unnamed, tried))
+
+
+def _figures(
+    levels: Counter[str], wrong: list[str], circular: list[str], unnamed: list[str], tried: int
+) -> list[Figure]:
+    spread = ", ".join(f"{level}: {count}" for level, count in sorted(levels.items()))
+    how = "presets x modes x logs with and without log-probs, versions and scores x learning rates x sizes of model"
+    said = levels["known to lose"] + levels["nobody has shown it"]
+    return [
+        Figure(
+            "door.5.pairs",
+            "combinations of preset, data and mode that check refuses although the formula allows them, or accepts "
+            "although it does not",
+            "0",
+            len(wrong),
+            "combinations",
+            not wrong,
+            levels.total(),
+            f"{how}; {spread}",
+        ),
+        Figure(
+            "door.5.circular",
+            "changes named by check that the next check refuses",
+            "0",
+            len(circular),
+            "changes",
+            not circular,
+            tried,
+            "every change of every sentence that refuses, or that needs accept = true, was made",
+        ),
+        Figure(
+            "door.5.warnings",
+            "warnings and known losses that name no row of figures",
+            "0",
+            len(unnamed),
+            "sentences",
+            not unnamed,
+            said,
+            "each row is looked up in lab/results",
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(not main())
