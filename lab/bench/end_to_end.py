@@ -40,7 +40,7 @@ ONE_CORE_EACH: Final = {"concurrent"}
 SETS: Final = (("bare", "v1", "trl"), ("v1", "torchrl"), ("v10", "trl"), ("v10", "concurrent"), ("v1", "trl-default"))
 """Arms that take turns with each other; `--sets` counts from 1. Two of ours and two others need more than 24 GiB."""
 SET_NUMBERS: Final = {str(number): arms for number, arms in enumerate(SETS, 1)}
-GIGABYTES: Final = {"bare": 4, "v1": 8, "v10": 8, "concurrent": 8}
+GIGABYTES: Final = {"bare": 4, "v1": 8, "v10": 8, "concurrent": 8, "trl-vllm": 7}
 """Memory that an arm needs; any other needs 6."""
 PATIENCE: Final = 3600.0
 SHARE_GOAL: Final = 3
