@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from lab.bench import end_to_end_arms, end_to_end_peers
-from lab.bench.end_to_end import Results, by_phase, setting, started, take_turns
+from lab.bench.end_to_end import ENGINES, Results, by_phase, setting, started, take_turns
 from lab.bench.end_to_end_arms import Job
 from lab.figures import Figure, command_parser, machine, report
 from lab.fixtures.gates import Turn
@@ -28,7 +27,6 @@ SHAPES: Final = ("48+32", "128+128")
 OURS: Final = "v1"
 WHOLE: Final = (OURS, "trl-vllm", "trl", "torchrl")
 HALVES: Final = ("half", "trl-half")
-ENGINES: Final = end_to_end_arms.ENGINES | end_to_end_peers.ENGINES
 PARTS: Final = ("step", "generation", "training")
 
 
@@ -92,10 +90,7 @@ def figures(results: Results, job: Job) -> list[Figure]:
 
 def halves(results: Results, job: Job) -> list[Figure]:
     """Return the row of the training halves alone."""
-    what = (
-        "a training half of TRL over one of offbeat, alone on random completions: with TRL also its padding, rewards "
-        "and advantages"
-    )
+    what = "the training half of TRL over that of offbeat, on random completions; credit and rewards included"
     return [slower(results, "trl-half", "half", "step", "half", what, job)]
 
 

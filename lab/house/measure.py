@@ -195,9 +195,9 @@ def main() -> bool:
     for name, value in now.items():
         print(f"{name.replace('_', ' '):28}{then[name]:>10,}{value:>10,}")
     reasons = {
-        "lines": f"; {now['code_lines']} of them are code, the rest docstrings with examples, imports and blank lines. "
-        "The public API, the errors, the events and the storage helper are new. Fewer lines would cost examples "
-        "or capability"
+        "files": "; the goal was set after a rearrangement, and adapters, replay, feedback, checks of GPUs and reports "
+        "have added files since, many of them short",
+        "lines": f"; {now['code_lines']} of them are code, the rest docstrings with examples, imports and blank lines",
     }
     figures = []
     for name, value in now.items():
