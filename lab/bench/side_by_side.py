@@ -1,14 +1,16 @@
 """Measure a step of ours beside one of TRL and of TorchRL, and one of TRL with our vLLM engine; then training alone.
 
-    python -m lab.bench.side_by_side 48+32 --prompts 4      tokens of a prompt + tokens of a completion, prompts a step
-    python -m lab.bench.side_by_side 128+128 --prompts 2
+    python -m lab.bench.side_by_side                          both shapes, all sets of arms: rows door.2.*
+    python -m lab.bench.side_by_side 48+32                    tokens of a prompt + tokens of a completion
+    python -m lab.bench.side_by_side 48+32 --sets trl,halves  only these sets
 
-SmolLM2-135M on two cores, 8 completions a prompt, all arms in one dtype, the processes and turns of
-`lab.bench.end_to_end`. Four arms take turns with whole steps: ours at v = 1, which generates with vLLM; TRL with the
-same vLLM engine through its `rollout_func`, so that only the trainers differ; TRL and TorchRL as they are, which
-generate with transformers. Then the training halves of ours and of TRL take turns on random completions. The first
-round warms up; `--rounds` counts the others. Ten to fifteen minutes a shape with three rounds, and 20 GB of memory.
-Rows door.2.*. `--short` makes one round of a small batch and records nothing.
+SmolLM2-135M on two cores, 8 completions a prompt, all arms in one dtype, with the processes and turns of
+`lab.bench.end_to_end`. Ours runs at v = 1 and generates with vLLM. In the set `trl` it takes turns with TRL on the same
+vLLM engine through `rollout_func`, so that only the trainers differ, and with TRL that generates with transformers; in
+the set `torchrl` with TorchRL, which generates with transformers; in the set `halves` the training halves of ours and
+of TRL take turns on random completions. The first round warms up; `--rounds` counts the others. On an idle machine a
+set takes 4 to 16 minutes with three rounds, and up to 20 GB of memory. `--short` makes one round of a small batch and
+records nothing.
 """
 
 import signal
@@ -23,10 +25,11 @@ from lab.figures import Figure, command_parser, machine, report
 from lab.fixtures.gates import Turn
 from lab.fixtures.runs import scratch
 
-SHAPES: Final = ("48+32", "128+128")
+SHAPES: Final = {"48+32": 4, "128+128": 2}
+"""Tokens of a prompt and of a completion, and prompts of a step."""
 OURS: Final = "v1"
-WHOLE: Final = (OURS, "trl-vllm", "trl", "torchrl")
-HALVES: Final = ("half", "trl-half")
+SETS: Final = {"trl": (OURS, "trl-vllm", "trl"), "torchrl": (OURS, "torchrl"), "halves": ("half", "trl-half")}
+"""Arms that take turns with each other. All of them together do not fit in 24 GiB."""
 PARTS: Final = ("step", "generation", "training")
 
 
@@ -35,13 +38,13 @@ def seconds(turns: Sequence[Turn], part: str) -> list[float]:
     return [turn.seconds if part == "step" else turn.phases.get(part, 0.0) for turn in turns]
 
 
-def beside(results: Results, part: str, job: Job) -> Figure:
-    """Return the row with the seconds of one part of a step in every arm."""
-    spent = {name: seconds(results[name], part) for name in WHOLE}
+def beside(name: str, results: Results, part: str, job: Job) -> Figure:
+    """Return the row with the seconds of one part of a step in every arm of a set."""
+    spent = {arm: seconds(turns, part) for arm, turns in results.items()}
     return Figure(
-        f"door.2.{part}-{slug(job)}",
+        f"door.2.{part}{'' if name == 'trl' else f'-{name}'}-{slug(job)}",
         f"seconds of {'a step' if part == 'step' else f'{part} in a step'}: "
-        f"{'; '.join(ENGINES[name] for name in WHOLE)}; {setting(job)}",
+        f"{'; '.join(ENGINES[arm] for arm in results)}; {setting(job)}",
         "reported",
         " / ".join(f"{median(values):.2f}" for values in spent.values()),
         "s",
@@ -68,30 +71,23 @@ def slower(results: Results, over: str, under: str, part: str, row: str, what: s
     )
 
 
-def figures(results: Results, job: Job) -> list[Figure]:
-    """Return the rows of the arms that took turns with whole steps.
+def figures(name: str, results: Results, job: Job) -> list[Figure]:
+    """Return the rows of a set of arms.
 
     `sync` of ours is the trainer's probe, the publish to disk, the load and the engine's probe. Of TRL with our engine
     it is the load alone.
     """
-    peers = [name for name in WHOLE if name != OURS]
-    return [
-        *(beside(results, part, job) for part in PARTS),
-        *(
-            slower(results, name, OURS, "step", name, f"a step of {ENGINES[name]}, over one of {ENGINES[OURS]}", job)
-            for name in peers
-        ),
-        slower(
-            results, "trl-vllm", OURS, "training", "training-ratio",
-            "training in a step of TRL over training in one of offbeat, both beside the same vLLM engine", job,
-        ),
-    ]  # fmt: skip
-
-
-def halves(results: Results, job: Job) -> list[Figure]:
-    """Return the row of the training halves alone."""
-    what = "the training half of TRL over that of offbeat, on random completions; credit and rewards included"
-    return [slower(results, "trl-half", "half", "step", "half", what, job)]
+    if name == "halves":
+        what = "the training half of TRL over that of offbeat, on random completions; credit and rewards included"
+        return [slower(results, "trl-half", "half", "step", "half", what, job)]
+    found = [beside(name, results, part, job) for part in PARTS]
+    for peer in SETS[name][1:]:
+        what = f"a step of {ENGINES[peer]}, over one of {ENGINES[OURS]}"
+        found.append(slower(results, peer, OURS, "step", peer, what, job))
+    if name == "trl":
+        what = "training in a step of TRL over training in one of offbeat, both beside the same vLLM engine"
+        found.append(slower(results, "trl-vllm", OURS, "training", "training-ratio", what, job))
+    return found
 
 
 def spread(values: Sequence[float]) -> str:
@@ -102,26 +98,29 @@ def slug(job: Job) -> str:
     return job.lengths.replace("+", "-")
 
 
-def measure(job: Job, rounds: int, *, short: bool) -> None:
+def measure(job: Job, sets: Sequence[str], rounds: int, *, short: bool) -> None:
     """Measure one shape, and record the rows of each set of arms when it is finished."""
-    for arms, rows in ((WHOLE, figures), (HALVES, halves)):
-        with scratch() as place, started(job, arms, place) as processes:
+    for name in sets:
+        with scratch() as place, started(job, SETS[name], place) as processes:
             results = take_turns(processes, rounds, {})
-        report(short, *rows(results, job))
+        report(short, *figures(name, results, job))
 
 
 def main() -> None:
     parser = command_parser(__doc__, short="one round of a small batch; record nothing")
     parser.add_argument("shape", nargs="?", choices=SHAPES, help="one shape instead of both")
+    parser.add_argument("--sets", default=",".join(SETS), help="sets of arms, separated by commas")
     parser.add_argument("--prompts", type=int, help="prompts of a step; 4 or 2 if not given")
     parser.add_argument("--rounds", type=int, default=3, help="rounds that count")
     arguments = parser.parse_args()
+    sets = arguments.sets.split(",")
+    if unknown := set(sets) - SETS.keys():
+        parser.error(f"--sets {arguments.sets}: no {', '.join(sorted(unknown))}; choose among {', '.join(SETS)}")
     if arguments.short:
-        measure(Job.parse(f"16+8x{arguments.prompts or 2}x4"), 1, short=True)
+        measure(Job.parse(f"16+8x{arguments.prompts or 2}x4"), sets, 1, short=True)
         return
     for shape in [arguments.shape] if arguments.shape else SHAPES:
-        prompts = arguments.prompts or {"48+32": 4, "128+128": 2}[shape]
-        measure(Job.parse(f"{shape}x{prompts}x8"), arguments.rounds, short=False)
+        measure(Job.parse(f"{shape}x{arguments.prompts or SHAPES[shape]}x8"), sets, arguments.rounds, short=False)
 
 
 if __name__ == "__main__":

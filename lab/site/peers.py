@@ -14,23 +14,20 @@ def steps_table() -> str:
     file = ROOT / "lab" / "results" / "door.json"
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     rows: dict[str, dict[str, Any]] = {row["id"]: row for row in found}
-    shapes = [name.removeprefix("door.2.step-") for name in rows if name.startswith("door.2.step-")]
-    lines = [line for shape in shapes for line in _lines(rows, shape)]
+    sets = [name.removeprefix("door.2.step-") for name in rows if name.startswith("door.2.step-")]
+    lines = [line for one in sets for line in _lines(rows, one)]
     if not lines:
         return "`python -m lab.bench.side_by_side` measures it; it has not been run yet.\n"
     return table(["tokens of prompt + completion", "a step of", *(f"{part}, s" for part in PARTS)], lines)
 
 
-def _lines(rows: dict[str, dict[str, Any]], shape: str) -> list[list[str]]:
-    """Return a line for each arm of a shape. A row names its arms and has their medians in the same order."""
-    arms = rows[f"door.2.step-{shape}"]["what"].partition(": ")[2].split("; ")[:-1]
-    medians = [str(rows[f"door.2.{part}-{shape}"]["measured"]).split(" / ") for part in PARTS]
-    links = [f"../measured/door.md#door.2.{part}-{shape}" for part in PARTS]
+def _lines(rows: dict[str, dict[str, Any]], one: str) -> list[list[str]]:
+    """Return a line for each arm of a set. A row names its arms, and has their medians in the same order."""
+    arms = rows[f"door.2.step-{one}"]["what"].partition(": ")[2].split("; ")[:-1]
+    medians = [str(rows[f"door.2.{part}-{one}"]["measured"]).split(" / ") for part in PARTS]
+    links = [f"../measured/door.md#door.2.{part}-{one}" for part in PARTS]
+    tokens = one.removeprefix("torchrl-").replace("-", " + ")
     return [
-        [
-            shape.replace("-", " + "),
-            arm,
-            *(f"[{values[i]}]({link})" for values, link in zip(medians, links, strict=True)),
-        ]
+        [tokens, arm, *(f"[{values[i]}]({link})" for values, link in zip(medians, links, strict=True))]
         for i, arm in enumerate(arms)
     ]

@@ -179,26 +179,25 @@ def arm(training: float, *seconds: float) -> list[Turn]:
 
 
 def test_arms_stand_side_by_side_with_their_engines_and_are_compared_within_rounds() -> None:
-    steps = {
-        "v1": arm(1.0, 2.0, 4.0, 2.0),
-        "trl-vllm": arm(2.0, 3.0, 6.0, 4.0),
-        "trl": arm(2.0, 8.0, 8.0, 8.0),
-        "torchrl": arm(3.0, 9.0, 9.0, 9.0),
-    }
-    rows = {row.id: row for row in side_by_side.figures(steps, JOB)}
-    assert rows.keys() == {f"door.2.{name}-48-32" for name in (
-        "step", "generation", "training", "trl-vllm", "trl", "torchrl", "training-ratio",
+    steps = {"v1": arm(1.0, 2.0, 4.0, 2.0), "trl-vllm": arm(2.0, 3.0, 6.0, 4.0), "trl": arm(2.0, 8.0, 8.0, 8.0)}
+    rows = {row.id.removeprefix("door.2."): row for row in side_by_side.figures("trl", steps, JOB)}
+    assert rows.keys() == {f"{name}-48-32" for name in (
+        "step", "generation", "training", "trl-vllm", "trl", "training-ratio",
     )}  # fmt: skip
-    assert rows["door.2.step-48-32"].measured == "2.00 / 4.00 / 8.00 / 9.00"
-    assert rows["door.2.training-48-32"].measured == "1.00 / 2.00 / 2.00 / 3.00"
-    arms = rows["door.2.step-48-32"].what.partition(": ")[2].split("; ")[:-1]
-    assert ["vLLM" in one for one in arms] == [True, True, False, False] and "transformers" in arms[2]
-    assert rows["door.2.trl-vllm-48-32"].measured == 1.5 and "range 1.50 to 2.00" in rows["door.2.trl-vllm-48-32"].note
-    assert rows["door.2.training-ratio-48-32"].measured == 2.0
+    assert rows["step-48-32"].measured == "2.00 / 4.00 / 8.00"
+    assert rows["training-48-32"].measured == "1.00 / 2.00 / 2.00"
+    arms = rows["step-48-32"].what.partition(": ")[2].split("; ")[:-1]
+    assert ["vLLM" in one for one in arms] == [True, True, False] and "transformers" in arms[2]
+    assert rows["trl-vllm-48-32"].measured == 1.5 and "range 1.50 to 2.00" in rows["trl-vllm-48-32"].note
+    assert rows["training-ratio-48-32"].measured == 2.0
 
 
-def test_the_arms_of_training_halves_generate_nothing() -> None:
-    [row] = side_by_side.halves({"half": arm(2.0, 2.0, 2.0), "trl-half": arm(4.0, 5.0, 5.0)}, JOB)
+def test_another_set_of_arms_has_rows_of_its_own() -> None:
+    rows = side_by_side.figures("torchrl", {"v1": arm(1.0, 2.0), "torchrl": arm(3.0, 9.0)}, JOB)
+    assert [row.id for row in rows] == [f"door.2.{name}-48-32" for name in (
+        "step-torchrl", "generation-torchrl", "training-torchrl", "torchrl",
+    )]  # fmt: skip
+    [row] = side_by_side.figures("halves", {"half": arm(2.0, 2.0, 2.0), "trl-half": arm(4.0, 5.0, 5.0)}, JOB)
     assert row.id == "door.2.half-48-32" and row.measured == 2.5 and row.n == 2
 
 
