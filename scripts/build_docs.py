@@ -107,8 +107,8 @@ BUILDERS: dict[str, Callable[[], str]] = {
 }
 
 
-OF_RESULTS: dict[str, Callable[[str], str]] = {"results": results, "age": age}
-"""Builders that take the name of a results file."""
+OF_RESULTS: dict[str, Callable[[str], str | None]] = {"results": results, "age": age}
+"""Builders that take the name of a results file. What cannot be built here stays as it is."""
 
 
 def fill(text: str) -> str:
@@ -117,7 +117,7 @@ def fill(text: str) -> str:
     def build(match: re.Match[str]) -> str:
         name, _, slug = match[2].partition(" ")
         built = OF_RESULTS[name](slug) if slug else BUILDERS[name]()
-        return match[1] + "\n" + built + "\n" + match[3]
+        return match[0] if built is None else match[1] + "\n" + built + "\n" + match[3]
 
     return BLOCK.sub(build, text)
 

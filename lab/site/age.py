@@ -2,7 +2,7 @@
 
 A row keeps the commit it was measured at. It counts as old if more than a quarter of the lines of what its page
 measures are not as they were at that commit. The share only grows slowly, so a page changes its line once or twice
-between two measurements, not with every commit. Nothing is said where git or its history is missing.
+between two measurements, not with every commit. Without git or its whole history, pages stay as they are.
 """
 
 import json
@@ -28,8 +28,13 @@ MEASURES: Final[Mapping[str, tuple[str, ...]]] = {
 """What the rows of a page measure, if it is not all of the code."""
 
 
-def age(slug: str) -> str:
-    """Return the line for a page of results, or nothing if no row is old. It has no count that changes often."""
+def age(slug: str) -> str | None:
+    """Return the line for a page of results, empty if no row is old; None if there is no history to compare with.
+
+    It has no count that changes often.
+    """
+    if (_git("rev-parse", "--is-shallow-repository") or "true").strip() == "true":
+        return None
     rows = json.loads((ROOT / "lab" / "results" / f"{slug}.json").read_text(encoding="utf-8"))
     paths = MEASURES.get(slug, CODE)
     old = [row["date"] for row in rows if changed_share(row["commit"], row["date"], paths) > OLD]
