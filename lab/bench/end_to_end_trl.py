@@ -69,7 +69,7 @@ def our_engine(job: Job, timer: PhaseTimer) -> Iterator[Rollout]:
             return {
                 "prompt_ids": [one.prompt_ids.tolist() for one in asked for _ in range(job.size)],
                 "completion_ids": [one.token_ids.tolist() for group in groups for one in group],
-                "logprobs": [one.behavior_logprobs.tolist() for group in groups for one in group],
+                "logprobs": [np.asarray(one.behavior_logprobs).tolist() for group in groups for one in group],
             }
 
         try:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.figures import ROOT
 from lab.site import read_sentences
 from lab.site.pages import rows
 from lab.site.read_sentences import WrongSentence, citing, wrong_sentences
@@ -13,7 +14,7 @@ def test_every_listed_sentence_has_a_page_a_row_and_what_the_command_did() -> No
     found = wrong_sentences()
     assert len(found) == len(set(found)) >= 20
     for one in found:
-        assert (read_sentences.ROOT / one.page).is_file() and one.row in rows() and one.said and one.did
+        assert (ROOT / one.page).is_file() and one.row in rows() and one.said and one.did
 
 
 def test_a_page_that_was_fixed_does_not_say_it_again() -> None:
