@@ -31,6 +31,7 @@ OURS: Final = "v1"
 SETS: Final = {"trl": (OURS, "trl-vllm", "trl"), "torchrl": (OURS, "torchrl"), "halves": ("half", "trl-half")}
 """Arms that take turns with each other. All of them together do not fit in 24 GiB."""
 PARTS: Final = ("step", "generation", "training")
+SYNC: Final = "sync of v1 is probe, publish to disk, load and probe; of trl-vllm the load alone"
 
 
 def seconds(turns: Sequence[Turn], part: str) -> list[float]:
@@ -67,16 +68,12 @@ def slower(results: Results, over: str, under: str, part: str, row: str, what: s
         True,
         len(ratios),
         f"median of {len(ratios)} rounds, range {spread(ratios)}; {over} {by_phase(results[over])}; "
-        f"{under} {by_phase(results[under])}; {machine()}",
+        f"{under} {by_phase(results[under])}; {f'{SYNC}; ' if 'trl-vllm' in results else ''}{machine()}",
     )
 
 
 def figures(name: str, results: Results, job: Job) -> list[Figure]:
-    """Return the rows of a set of arms.
-
-    `sync` of ours is the trainer's probe, the publish to disk, the load and the engine's probe. Of TRL with our engine
-    it is the load alone.
-    """
+    """Return the rows of a set of arms."""
     if name == "halves":
         what = "the training half of TRL over that of offbeat, on random completions; credit and rewards included"
         return [slower(results, "trl-half", "half", "step", "half", what, job)]
