@@ -4,8 +4,8 @@
     python scripts/build_docs.py --check    fail if a file differs from what would be written
 
 A built part is the text between `<!-- built: NAME -->` and `<!-- end -->`. NAME is one of `BUILDERS` here or in a file
-of lab/site (`reference.py`, `coming_from.py`, `evidence_page.py`), or `results SLUG` for the table of
-lab/results/SLUG.json.
+of lab/site (`reference.py`, `coming_from.py`, `evidence_page.py`), `results SLUG` for the table of
+lab/results/SLUG.json, or `age SLUG` for the line of its page that says that its rows are old.
 """
 
 import json
@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from lab.site import coming_from, evidence_page, reference  # noqa: E402  # found by the line above
+from lab.site.age import age  # noqa: E402
+from lab.site.peers import steps_table  # noqa: E402
 from lab.site.reference import table  # noqa: E402
 
 RESULTS = ROOT / "lab" / "results"
@@ -99,18 +101,23 @@ BUILDERS: dict[str, Callable[[], str]] = {
     **evidence_page.BUILDERS,
     "areas": areas,
     "shortfalls": shortfalls,
+    "steps": steps_table,
     "suite": suite,
     "transcript": transcript,
 }
+
+
+OF_RESULTS: dict[str, Callable[[str], str | None]] = {"results": results, "age": age}
+"""Builders that take the name of a results file. What cannot be built here stays as it is."""
 
 
 def fill(text: str) -> str:
     """Return `text` with every built part built again."""
 
     def build(match: re.Match[str]) -> str:
-        name = match[2]
-        built = results(name.removeprefix("results ")) if name.startswith("results ") else BUILDERS[name]()
-        return match[1] + "\n" + built + "\n" + match[3]
+        name, _, slug = match[2].partition(" ")
+        built = OF_RESULTS[name](slug) if slug else BUILDERS[name]()
+        return match[0] if built is None else match[1] + "\n" + built + "\n" + match[3]
 
     return BLOCK.sub(build, text)
 

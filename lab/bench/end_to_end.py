@@ -5,6 +5,7 @@
     python -m lab.bench.end_to_end 48+32 --prompts 4    4 prompts a step instead of 8
     python -m lab.bench.end_to_end 48+32 --sets 2,3     only the second and third set of arms that take turns
 
+Ours generates with vLLM, TRL and TorchRL with transformers; `lab.bench.side_by_side` has TRL with our engine, too.
 SmolLM2-135M on two cores, 8 prompts x 8 completions of a forced length a step, all arms in one dtype. Every arm is a
 process of its own, and only one computes at a time: a round is one turn of each, the next round takes them in the
 opposite order, and a ratio compares two turns of one round. Arms that sync every 10 steps make 5 steps a turn. The
@@ -22,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from lab.bench import end_to_end_arms, end_to_end_peers
 from lab.bench.end_to_end_arms import OURS, PERIOD, Job
 from lab.bench.end_to_end_peers import PEERS
 from lab.bench.training_arms import DTYPE_NAME
@@ -40,8 +42,10 @@ ONE_CORE_EACH: Final = {"concurrent"}
 SETS: Final = (("bare", "v1", "trl"), ("v1", "torchrl"), ("v10", "trl"), ("v10", "concurrent"), ("v1", "trl-default"))
 """Arms that take turns with each other; `--sets` counts from 1. Two of ours and two others need more than 24 GiB."""
 SET_NUMBERS: Final = {str(number): arms for number, arms in enumerate(SETS, 1)}
-GIGABYTES: Final = {"bare": 4, "v1": 8, "v10": 8, "concurrent": 8}
+GIGABYTES: Final = {"bare": 4, "v1": 8, "v10": 8, "concurrent": 8, "trl-vllm": 7}
 """Memory that an arm needs; any other needs 6."""
+ENGINES: Final = end_to_end_arms.ENGINES | end_to_end_peers.ENGINES
+"""What an arm is and what generates in it, for the text of a row."""
 PATIENCE: Final = 3600.0
 SHARE_GOAL: Final = 3
 """Percent of a step that may be spent on sync at v = 1, whatever the shape."""
@@ -61,21 +65,23 @@ class Comparison:
     """By shape; a shape without a goal is reported."""
 
 
+def compared(name: str, over: str, under: str, goals: Mapping[str, str]) -> Comparison:
+    """Return the comparison of a step of two arms, with what generates in each."""
+    return Comparison(name, f"a step of {ENGINES[over]}, over one of {ENGINES[under]}", over, under, goals)
+
+
 COMPARISONS: Final = (
     Comparison(
-        "limit", "offbeat's step at v = 1 over the limit of the machine", "v1", "limit",
+        "limit", f"a step of {ENGINES['v1']}, over the limit of the machine", "v1", "limit",
         {"48+32": "<= 1.5", "128+128": "<= 1.5"},
     ),
-    Comparison("trl", "TRL's step over ours at v = 1", "trl", "v1", {"48+32": ">= 3.0", "128+128": ">= 2.5"}),
-    Comparison("trl-v10", "TRL's step over ours at v = 10", "trl", "v10", {"48+32": ">= 3.3"}),
-    Comparison("trl-default", "TRL's step with its defaults in our dtype over ours at v = 1", "trl-default", "v1", {}),
+    compared("trl", "trl", "v1", {"48+32": ">= 3.0", "128+128": ">= 2.5"}),
+    compared("trl-v10", "trl", "v10", {"48+32": ">= 3.3"}),
+    compared("trl-default", "trl-default", "v1", {}),
+    compared("torchrl", "torchrl", "v1", {"48+32": ">= 2.5", "128+128": ">= 2.2"}),
     Comparison(
-        "torchrl", "TorchRL's GRPO step over ours at v = 1", "torchrl", "v1",
-        {"48+32": ">= 2.5", "128+128": ">= 2.2"},
-    ),
-    Comparison(
-        "concurrent", "groups a second, concurrent over lockstep, both at v = 10", "v10", "concurrent",
-        {"48+32": ">= 1.25"},
+        "concurrent", "groups a second, concurrent over lockstep, both at v = 10 and generating with vLLM", "v10",
+        "concurrent", {"48+32": ">= 1.25"},
     ),
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, cast
 
-from lab.bench.training_arms import DTYPE, DTYPE_NAME, Shape
+from lab.bench.training_arms import DTYPE, DTYPE_NAME, Shape, our_step
 from lab.fixtures import smollm2
 from lab.fixtures.forced_lengths import lottery, prompts
 from lab.fixtures.gates import Turns
@@ -75,6 +75,15 @@ class Job:
     def flops(self) -> float:
         """Operations of the matrix products of training on one batch, prompts computed once."""
         return Shape(self.prompt, self.completion, self.size, self.groups, self.groups).flops(shared=True)
+
+    def rows_together(self, tokens: int) -> int:
+        """Return how many completions with their prompts fit in so many tokens, as a divisor of the batch.
+
+        >>> Job.parse("48+32x8x8").rows_together(4096)
+        32
+        """
+        rows = self.groups * self.size
+        return max(n for n in range(1, rows + 1) if rows % n == 0 and n * (self.prompt + self.completion) <= tokens)
 
     def texts(self) -> list[str]:
         from transformers import AutoTokenizer
@@ -175,6 +184,22 @@ async def _bare_engine(turns: Turns, job: Job) -> None:
         await engine.close()
 
 
+def training_half(turns: Turns, job: Job) -> None:
+    """Train on random completions, with everything that a step of our trainer does, and generate nothing."""
+    from offbeat.trainer.allocator import keep_freed_memory
+
+    keep_freed_memory()  # as in a run on CPU
+    row = job.prompt + job.size * job.completion
+    together = min(job.groups, max(1, TOKENS_TOGETHER // row))
+    step = our_step(Shape(job.prompt, job.completion, job.size, job.groups, together), shared=True)
+    more, spent = True, 0.0
+    while more:
+        began = time.perf_counter()
+        step()
+        spent += time.perf_counter() - began
+        more = turns.step_done({"training": spent})
+
+
 def copy_rate() -> float:
     """Return the bytes a second that a large copy reads and writes, the median of nine."""
     import torch
@@ -193,4 +218,11 @@ OURS: Final[dict[str, Callable[[Turns, Job], None]]] = {
     "v1": partial(offbeat_run, every=1),
     "v10": partial(offbeat_run, every=PERIOD),
     "concurrent": partial(offbeat_run, every=PERIOD, concurrent=True),
+    "half": training_half,
 }
+ENGINES: Final = {
+    "v1": "offbeat at v = 1, generating with vLLM",
+    "v10": "offbeat at v = 10, generating with vLLM",
+    "concurrent": "offbeat at v = 10 in concurrent mode, generating with vLLM",
+}
+"""What generates in each of our arms, for the text of a row."""

@@ -1,128 +1,26 @@
-"""The peers of `python -m lab.bench.end_to_end`: GRPO of TRL and of TorchRL, which generate with transformers.
+"""The peers of `python -m lab.bench.end_to_end`: TorchRL, here, and the arms of TRL, in `end_to_end_trl.py`.
 
-Both train all weights without a KL term, one update on each batch, and force lengths with `min_new_tokens`. They
-compute in the same dtype as our arms. Except for TRL with its defaults, they get the fastest settings that we know of:
-no gradient checkpoints, and micro-batches as large as ours.
+All train all weights without a KL term, one update on each batch, with completions of forced lengths. They compute in
+the same dtype as our arms. Except for TRL with its defaults, they get the fastest settings that we know of: no gradient
+checkpoints, and micro-batches as large as ours.
 """
 
-import tempfile
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lab.bench.end_to_end_arms import TOKENS_TOGETHER, Job
-from lab.bench.training_arms import DTYPE, DTYPE_NAME
+from lab.bench.end_to_end_trl import our_engine, random_completions, trl
+from lab.bench.training_arms import DTYPE
 from lab.fixtures import smollm2
 from lab.fixtures.forced_lengths import lottery
-from lab.fixtures.gates import Turns
+from lab.fixtures.gates import PhaseTimer, Turns
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
 LOGITS_TOGETHER: Final = 8192
 """Tokens that TorchRL generates in one call. It keeps float32 logits of all of them, 200 kB each, three times."""
-
-
-class PhaseTimer:
-    """Seconds by phase since the start."""
-
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spent[name] += time.perf_counter() - began
-
-
-def rows_together(job: Job, tokens: int) -> int:
-    """Return how many completions with their prompts fit, as a divisor of the batch."""
-    rows = job.groups * job.size
-    return max(n for n in range(1, rows + 1) if rows % n == 0 and n * (job.prompt + job.completion) <= tokens)
-
-
-def trl(turns: Turns, job: Job, *, defaults: bool) -> None:
-    """Train with `GRPOTrainer.train`, either with fast settings or with TRL's defaults for what the job leaves open.
-
-    The dtype is never left open. TRL's default is autocast to bfloat16, so only on a processor that emulates bfloat16
-    the arm with defaults turns that off, and loads the model in float32.
-    """
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    timer, path, rows = PhaseTimer(), str(smollm2.directory()), job.groups * job.size
-
-    class TimedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
-        def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
-            with timer.phase("generation"):
-                found = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-            job.check({"prompt": [len(one) for one in prompt_ids], "completion": [len(one) for one in found[0]]})
-            assert len(found[0]) == rows, f"a step on {len(found[0])} completions instead of {rows}"
-            return found
-
-        def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
-            before = timer.spent["generation"]
-            began = time.perf_counter()
-            found = super()._generate_and_score_completions(*args, **kwargs)
-            # Rewards, padding and advantages belong neither to generation nor to training.
-            timer.spent["scoring"] += time.perf_counter() - began - (timer.spent["generation"] - before)
-            return found
-
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            spent = ("generation", "scoring")
-            before, began = sum(timer.spent[name] for name in spent), time.perf_counter()
-            found = super().training_step(*args, **kwargs)
-            inside = sum(timer.spent[name] for name in spent) - before
-            timer.spent["training"] += time.perf_counter() - began - inside
-            return found
-
-    class Gate(TrainerCallback):  # type: ignore[misc]
-        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            self.began = time.perf_counter()
-
-        def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            timer.spent["training"] += time.perf_counter() - self.began
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_training_stop = not turns.step_done(timer.spent)
-
-    emulated = DTYPE is torch.float32
-    fast: dict[str, Any] = {"bf16": False, "gradient_checkpointing": False}
-    slow: dict[str, Any] = {"bf16": False, "model_init_kwargs": {"dtype": DTYPE_NAME}} if emulated else {}
-    together = min(8, rows) if defaults else rows_together(job, TOKENS_TOGETHER)
-    with tempfile.TemporaryDirectory() as directory:
-        config = GRPOConfig(
-            output_dir=directory,
-            max_steps=1_000_000,
-            per_device_train_batch_size=together,
-            gradient_accumulation_steps=rows // together,
-            num_generations=job.size,
-            max_completion_length=job.completion,
-            generation_kwargs={"min_new_tokens": job.completion},
-            use_cpu=True,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            **(slow if defaults else fast),
-        )
-        model = path if defaults else AutoModelForCausalLM.from_pretrained(path, dtype=DTYPE)
-        trainer = TimedTrainer(
-            model=model,
-            reward_funcs=lottery,
-            args=config,
-            train_dataset=Dataset.from_dict({"prompt": job.texts()}),
-            processing_class=AutoTokenizer.from_pretrained(path, padding_side="left"),
-            callbacks=[Gate()],
-        )
-        trainer.train()
 
 
 def _of_full_length(found: "TensorDict", tokens: int) -> "TensorDict":
@@ -153,7 +51,7 @@ def torchrl(turns: Turns, job: Job) -> None:
     length = {"max_new_tokens": job.completion, "min_new_tokens": job.completion}
     generator = wrapper(generate=True, generate_kwargs={**length, "do_sample": True, "temperature": 1.0, "top_p": 1.0})
     loss = GRPOLoss(actor_network=wrapper(generate=False, pad_model_input=True), entropy_bonus=False)
-    together = rows_together(job, TOKENS_TOGETHER)
+    together = job.rows_together(TOKENS_TOGETHER)
     memory = ReplayBuffer(
         storage=LazyStackStorage(rows),
         sampler=SamplerWithoutReplacement(),
@@ -165,7 +63,7 @@ def torchrl(turns: Turns, job: Job) -> None:
     timer, step, more = PhaseTimer(), 0, True
 
     def generate(prompts: torch.Tensor) -> TensorDict:
-        at_once = rows_together(job, LOGITS_TOGETHER * (job.prompt + job.completion) // job.completion)
+        at_once = job.rows_together(LOGITS_TOGETHER * (job.prompt + job.completion) // job.completion)
         with torch.no_grad():
             parts = [
                 generator(TensorDict({("tokens", "prompt"): part}, [len(part)])) for part in prompts.split(at_once)
@@ -202,5 +100,14 @@ def torchrl(turns: Turns, job: Job) -> None:
 PEERS: Final[dict[str, Callable[[Turns, Job], None]]] = {
     "trl": partial(trl, defaults=False),
     "trl-default": partial(trl, defaults=True),
+    "trl-vllm": partial(trl, rollouts=our_engine),
+    "trl-half": partial(trl, rollouts=random_completions),
     "torchrl": torchrl,
 }
+ENGINES: Final = {
+    "trl": "TRL, generating with transformers",
+    "trl-default": "TRL with its defaults, generating with transformers",
+    "trl-vllm": "TRL, generating with our vLLM engine through rollout_func",
+    "torchrl": "TorchRL, generating with transformers",
+}
+"""What generates in each arm of a peer, for the text of a row."""

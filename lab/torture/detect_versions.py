@@ -187,8 +187,8 @@ def exact(short: bool) -> bool:
             total == count,
             count,
             ", ".join(f"{count} {how}" for how, count in sorted(detected.items()))
-            + "; files truncated or swapped in the log, tensors swapped or stale in the engine, AdamW steps at lr "
-            "1e-5, float32; every case also serves the right version, which always passed",
+            + "; files truncated or swapped in the log, tensors swapped or stale in a transformers engine, AdamW steps "
+            "at lr 1e-5, float32; every case also serves the right version, which always passed",
         ),
     )
 

@@ -10,12 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from lab.bench import end_to_end
+from lab.bench import end_to_end, side_by_side
 from lab.bench.end_to_end import COMPARISONS, SETS, figures, limits, share_of_sync
 from lab.bench.end_to_end_arms import Job, offbeat_settings
-from lab.bench.end_to_end_peers import rows_together
 from lab.fixtures.forced_lengths import lottery, prompts
-from lab.fixtures.gates import Turn, TurnProcess
+from lab.fixtures.gates import PhaseTimer, Turn, TurnProcess
 from lab.fixtures.runs import Broken
 from offbeat.config import parse
 
@@ -94,7 +93,7 @@ def test_settings_of_our_runs_force_the_length_and_are_valid() -> None:
 
 def test_micro_batches_of_peers_divide_the_batch_and_fit() -> None:
     shapes = [Job.parse(f"{lengths}x8x8") for lengths in ("48+32", "128+128", "32+256")]
-    assert [rows_together(job, 4096) for job in shapes] == [32, 16, 8]
+    assert [job.rows_together(4096) for job in shapes] == [32, 16, 8]
 
 
 def test_lengths_that_are_not_forced_are_an_error() -> None:
@@ -173,3 +172,38 @@ def test_rows_of_a_set_are_recorded_before_the_next_set_starts(monkeypatch: pyte
     monkeypatch.setattr(end_to_end, "report", lambda short, *rows: happened.append(len(rows)) or True)
     assert end_to_end.measure(JOB, SETS, short=False)
     assert happened == [SETS[0], 3, *itertools.chain(*((arms, 1) for arms in SETS[1:]))]
+
+
+def arm(training: float, *seconds: float) -> list[Turn]:
+    return [Turn(one, {"generation": one - training, "training": training}) for one in seconds]
+
+
+def test_arms_stand_side_by_side_with_their_engines_and_are_compared_within_rounds() -> None:
+    steps = {"v1": arm(1.0, 2.0, 4.0, 2.0), "trl-vllm": arm(2.0, 3.0, 6.0, 4.0), "trl": arm(2.0, 8.0, 8.0, 8.0)}
+    rows = {row.id.removeprefix("door.2."): row for row in side_by_side.figures("trl", steps, JOB)}
+    assert rows.keys() == {f"{name}-48-32" for name in (
+        "step", "generation", "training", "trl-vllm", "trl", "training-ratio",
+    )}  # fmt: skip
+    assert rows["step-48-32"].measured == "2.00 / 4.00 / 8.00"
+    assert rows["training-48-32"].measured == "1.00 / 2.00 / 2.00"
+    arms = rows["step-48-32"].what.partition(": ")[2].split("; ")[:-1]
+    assert ["vLLM" in one for one in arms] == [True, True, False] and "transformers" in arms[2]
+    assert rows["trl-vllm-48-32"].measured == 1.5 and "range 1.50 to 2.00" in rows["trl-vllm-48-32"].note
+    assert rows["training-ratio-48-32"].measured == 2.0
+
+
+def test_another_set_of_arms_has_rows_of_its_own() -> None:
+    rows = side_by_side.figures("torchrl", {"v1": arm(1.0, 2.0), "torchrl": arm(3.0, 9.0)}, JOB)
+    assert [row.id for row in rows] == [f"door.2.{name}-48-32" for name in (
+        "step-torchrl", "generation-torchrl", "training-torchrl", "torchrl",
+    )]  # fmt: skip
+    [row] = side_by_side.figures("halves", {"half": arm(2.0, 2.0, 2.0), "trl-half": arm(4.0, 5.0, 5.0)}, JOB)
+    assert row.id == "door.2.half-48-32" and row.measured == 2.5 and row.n == 2
+
+
+def test_a_phase_timer_adds_up_what_blocks_take() -> None:
+    timer = PhaseTimer()
+    for _ in range(2):
+        with timer.phase("training"):
+            time.sleep(0.01)
+    assert timer.spent.keys() == {"training"} and timer.spent["training"] >= 0.02

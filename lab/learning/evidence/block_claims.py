@@ -215,7 +215,7 @@ def seconds_to_goal(row: EvidenceRow, cost: float, step_seconds: float = 1.0) ->
 
 
 def wall_clock_claims(cells: Cells) -> Iterator[Claim]:
-    """Yield the claims of block c: which cadence is faster than v = 1, by the clock?"""
+    """Yield the claims of block c: which cadence is faster than v = 1, in simulated time?"""
     for cost in (0.1, 1.0, 5.0):
 
         def seconds(row: EvidenceRow, cost: float = cost) -> float:
@@ -226,14 +226,14 @@ def wall_clock_claims(cells: Cells) -> Iterator[Claim]:
         for name in (best, "drift", f"cost {cost:g}", "concurrent"):
             yield Claim(
                 f"evidence.c.{cells.block.task}.{_slug(name)}-{cost:g}",
-                f"A publish costs {cost:g} steps: time of v = 1 until {GOAL} over that of {name}",
+                f"A publish costs {cost:g} steps: simulated time of v = 1 until {GOAL} over that of {name}",
                 "interval above 1",
                 cells.apart("v1", name, seconds),
                 (0.0,),
                 "faster",
                 "slower",
-                f"{'the best fixed v; ' if name == best else ''}published figure 1.35 (arXiv 2505.22257); "
-                + cells.describe("v1", name),
+                f"{'the best fixed v; ' if name == best else ''}seconds are simulated, a step takes one; the published "
+                "1.35 (arXiv 2505.22257) is measured throughput; " + cells.describe("v1", name),
                 math.exp,
             )
 
