@@ -141,7 +141,7 @@ def test_a_run_without_a_task_trains_shows_its_groups_and_can_be_evaluated_on_an
     toml.write_text(toml.read_text().replace("sampling.max_tokens = 5", ""))
     run = offbeat.train(toml, out=tmp_path / "run", steps=2, progress=False)
     assert run.state == "finished" and run.metrics.index.tolist() == [1, 2]
-    assert RunRecord.open(tmp_path / "run").title == "model on stored groups with asymre"
+    assert RunRecord.load(tmp_path / "run").title == "model on stored groups with asymre"
     [group, *_] = run.groups()
     assert (group.prompt.text, group.completions[0].text) == ("23", "1")
     assert repr(group).splitlines()[:3] == [

@@ -34,9 +34,7 @@ def own(place: Path, row: dict[str, object]) -> Task:
         ({"messages": [ASKED, {"role": "assistant", "content": "2"}]}, "2", "3"),
     ],
 )
-def test_right_and_wrong_answers_are_told_apart(
-    row: dict[str, object], right: str, wrong: str, tmp_path: Path
-) -> None:
+def test_right_and_wrong_answers_are_told_apart(row: dict[str, object], right: str, wrong: str, tmp_path: Path) -> None:
     pytest.importorskip("math_verify")
     task = own(tmp_path, row)
     [example] = task.examples
@@ -46,7 +44,10 @@ def test_right_and_wrong_answers_are_told_apart(
 
 @pytest.mark.parametrize(
     ("row", "why"),
-    [({"prompt": "Write."}, "no column looks like the right answer"), ({"prompt": "Write.", "answer": "a " * 99}, "long")],
+    [
+        ({"prompt": "Write."}, "no column looks like the right answer"),
+        ({"prompt": "Write.", "answer": "a " * 99}, "long"),
+    ],
 )
 def test_a_reward_that_is_not_known_says_so_and_gives_no_number(
     row: dict[str, object], why: str, tmp_path: Path

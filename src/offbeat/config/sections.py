@@ -3,11 +3,10 @@
 The docstring under a setting says what it does and when to change it.
 """
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from offbeat.config.engine_arguments import refusals
 from offbeat.hub import model_directory
@@ -18,8 +17,6 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 SinkName = Literal["tensorboard", "wandb", "trackio", "mlflow", "prometheus"]
 FROM_TOML = Field(strict=False)
 """For choices and pairs, which TOML writes as text and lists."""
-SET_BY_TRANSFORMERS: Final = {"messages", "tools", "documents", "add_generation_prompt"}
-"""Variables of a chat template that always have a value, so that a default has no effect."""
 
 
 class Section(BaseModel):
@@ -135,23 +132,9 @@ class ModelConfig(Section):
     """Dtype of published weights and of the engines. float32 reduces the engine gap, at twice the memory, and patches
     hold almost every weight. On a CPU that only emulates bfloat16, vLLM computes in float32 with bfloat16 weights."""
 
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, JsonValue] = {}
     """Values for variables of the chat template, in training and evaluation: `{ enable_thinking = false }` switches the
     thinking of Qwen3 off. An exported model has them as defaults."""
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _settable(cls, given: dict[str, Any]) -> dict[str, Any]:
-        for name, value in given.items():
-            if not name.isidentifier() or name in SET_BY_TRANSFORMERS:
-                raise ValueError(f"sets {name!r}, which is not a variable of a chat template to choose; remove it")
-            try:
-                json.dumps(value, allow_nan=False)
-            except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"sets {name} to {value!r:.80}, which is not JSON ({error}); use a value that is"
-                ) from None
-        return given
 
     def directory(self) -> Path:
         """Return the directory of the model. A model of the hub is downloaded first, unless it is here already."""

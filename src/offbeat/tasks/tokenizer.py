@@ -8,13 +8,17 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from offbeat.errors import ModelUnreadable, first_line, suggest_nearest
 from offbeat.types import Group, Json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_ALWAYS_SET: Final = {"messages", "tools", "documents", "add_generation_prompt"}
+"""Variables that transformers gives a value, so that a default has no effect."""
 
 
 def read_tokenizer(
@@ -75,7 +79,7 @@ def variable_problem(template: str, names: Iterable[str]) -> str:
     """
     if not template:
         return "its tokenizer has no chat template, so chat_template_kwargs has no effect; leave it out"
-    words = set(re.findall(r"[a-zA-Z_]\w*", " ".join(re.findall(r"{[{%].*?[%}]}", template, re.S))))
+    words = set(re.findall(r"[a-zA-Z_]\w*", " ".join(re.findall(r"{[{%].*?[%}]}", template, re.S)))) - _ALWAYS_SET
     for name in names:
         if name not in words:
             near = suggest_nearest(name, sorted(words))
