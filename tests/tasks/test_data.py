@@ -105,6 +105,18 @@ def test_a_conversation_is_asked_without_the_answer_that_it_ends_with() -> None:
     assert ended == {"prompt": [asked], "messages": [asked, answer]} and open_["prompt"] == [asked]
 
 
+def test_one_array_in_a_json_file_is_read_and_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sums.json"
+    path.write_text(json.dumps(ROWS, indent=1))
+    assert load(path).examples == load(as_jsonl(tmp_path)).examples
+    path.write_text("[1]")
+    with pytest.raises(DataError, match="line 1 is not a JSON object"):
+        load(path)
+    (tmp_path / "sums.csv").write_text("question,answer\n1+1=,2\n")
+    with pytest.raises(DataError, match=r"neither \.jsonl, \.json nor \.parquet; convert it"):
+        load(tmp_path / "sums.csv")
+
+
 def test_data_without_a_prompt_names_its_columns() -> None:
     with pytest.raises(DataError, match="no column looks like a prompt among 'text', 'label'"):
         list(with_prompt([{"text": "1+1=", "label": 2}]))

@@ -230,6 +230,10 @@ def rows(source: str | Path, *, split: str = "train", subset: str | None = None)
         return _json_lines(path)
     if path.suffix == ".parquet":
         return _parquet(path)
+    if path.is_file():
+        raise DataError(
+            f"{source} is neither .jsonl, .json nor .parquet; convert it, for example with pandas: to_parquet"
+        )
     return _dataset(source, split, subset)
 
 
@@ -252,14 +256,20 @@ def evaluation_rows(source: str | Path, *, split: str = "train", subset: str | N
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
+    """Yield the objects of JSONL, or of one array in a file that ends in .json."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        array = path.suffix == ".json" and file.read(1) == b"["
+        file.seek(0)
+        for number, line in enumerate([file.read()] if array else file, start=1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number} is not JSON: {error}; repair or remove the line") from None
+            if array and all(isinstance(one, dict) for one in row):
+                yield from row
+                return
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number} is not a JSON object: {line[:80]!r}")
             yield row
