@@ -92,8 +92,8 @@ def test_a_run_that_cannot_start_leaves_nothing_behind(rows: list[dict], says: s
 
 
 def test_a_directory_without_a_run_says_so(tmp_path: Path) -> None:
-    with pytest.raises(OffbeatError, match=r"there is no config\.json"):
-        _ = offbeat.Run(tmp_path).config
+    with pytest.raises(OffbeatError, match="nowhere holds no run; give the directory"):
+        offbeat.Run(tmp_path / "nowhere")
 
 
 def test_the_readme_shows_the_script_that_is_run() -> None:

@@ -52,3 +52,18 @@ def test_lag_counts_from_the_oldest_version_that_took_part() -> None:
     assert Group("g", prompt, (person,)).oldest_version is None
     assert not Group("g", prompt, (person, young)).scored
     assert Group("g", prompt, (young, completion(score=Unscorable("crash")))).scored
+
+
+def test_a_group_is_shown_in_at_most_ten_lines_with_text_or_token_ids() -> None:
+    answers = [Completion(f"g/{i}", [4] * 30, UNKNOWN, score=Score(i / 2), text="4" * i) for i in range(9)]
+    group = Group("g", Prompt("p", [1, 2], "sums", text="2+2="), tuple(answers))
+    lines = str(group).splitlines()
+    assert len(lines) == 10 and lines[1] == "prompt p: '2+2='" and lines[-1].strip() == "… and 2 more"
+    assert lines[2] == "       0  tokens 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 …  30 tokens, stop"
+    assert lines[3] == "     0.5  '4'  30 tokens, stop"
+    assert all(len(line) < 120 for line in lines)
+
+
+def test_text_is_no_part_of_what_a_group_is() -> None:
+    prompt = Prompt("p", [1, 2], "sums")
+    assert prompt == replace(prompt, text="2+2=")

@@ -174,6 +174,7 @@ def evaluate(
     slice_by: str | None = None,
     correct_at: float = 1.0,
     workers: int = 2,
+    chat_template_kwargs: "Mapping[str, Json] | None" = None,
 ) -> "list[EvaluationRow]":
     """Return pass@1, pass@k and maj@k with 95 % intervals, one row per slice of the task.
 
@@ -194,11 +195,23 @@ def evaluate(
         slice_by: The column that splits the prompts into rows. Default: that of the task.
         correct_at: A completion with at least this reward is correct.
         workers: Scoring processes.
+        chat_template_kwargs: Values for variables of the chat template. Default: as in the run.
     """
     from offbeat.run.evaluation_model import EvaluationSettings, evaluate_model, evaluate_run
 
     asked = EvaluationSettings(
-        prompts, samples, tuple(k), temperature, greedy, before, max_tokens, seed, slice_by, correct_at, workers
+        prompts,
+        samples,
+        tuple(k),
+        temperature,
+        greedy,
+        before,
+        max_tokens,
+        seed,
+        slice_by,
+        correct_at,
+        workers,
+        chat_template_kwargs,
     )
     place = source.path if isinstance(source, Run) else Path(source)
     if (directory := RunDirectory(place)).events.exists():

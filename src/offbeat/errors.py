@@ -54,7 +54,7 @@ class DataError(TaskError):
 
 
 class PromptTooLong(DataError):
-    """A prompt is over the length limit and the task refuses such prompts, or no prompt is within it."""
+    """No prompt is within the length limit."""
 
 
 class CannotImport(OffbeatError):

@@ -16,7 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
-
+PROMPT_COLUMNS: Final = ("prompt", "question", "query", "problem", "instruction", "input", "messages")
+"""Names that the column of the prompt has in other people's data, the most reliable first."""
+SHOWN: Final = 7
+"""Completions in the text of a group, which has at most ten lines."""
 BY_ANSWER: Final = "by the answer: "
 """Begins the detail of an `Unscorable` that the answer caused: no other answer makes the same grader fail."""
 FAULT: Final = "unscorable."
@@ -48,6 +51,10 @@ def _frozen(values: ArrayLike, dtype: type[np.generic]) -> NDArray[np.generic]:
     return array
 
 
+def _shown(text: str, token_ids: NDArray[np.int32]) -> str:
+    return f"{text!r:.80}" if text else f"tokens {' '.join(map(str, token_ids[:16]))}{' …' * (len(token_ids) > 16)}"
+
+
 class _ByValue:
     """Equality by value for dataclasses that hold arrays. A NaN equals itself, because the record is the same."""
 
@@ -57,6 +64,7 @@ class _ByValue:
         return all(
             _same(getattr(self, f.name), getattr(other, f.name))
             for f in fields(self)  # type: ignore[arg-type]
+            if f.compare
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -81,6 +89,8 @@ class Prompt(_ByValue):
     task: str
     columns: Mapping[str, Json] = field(default_factory=dict)
     """For the reward function, for example the expected answer, tests or a difficulty."""
+    text: str = field(default="", compare=False)
+    """The tokens as text, where they were decoded: `Run.groups`, `offbeat log export`. Never stored."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", _frozen(self.token_ids, np.int32))
@@ -170,6 +180,8 @@ class Completion(_ByValue):
     source: str = "policy"
     score: Score | Unscorable | None = None
     """None until feedback arrives."""
+    text: str = field(default="", compare=False)
+    """The tokens as text, as scorers see it, where they were decoded. Never stored."""
 
     def __post_init__(self) -> None:
         token_ids = _frozen(self.token_ids, np.int32)
@@ -180,6 +192,11 @@ class Completion(_ByValue):
         if self.behavior_logprobs is not UNKNOWN:
             object.__setattr__(self, "behavior_logprobs", _frozen(self.behavior_logprobs, np.float32))
         object.__setattr__(self, "versions", tuple(self.versions))
+
+    def __str__(self) -> str:
+        score = self.score
+        known = f"{score.reward:g}" if isinstance(score, Score) else score.reason if score else "no score"
+        return f"{known:>8}  {_shown(self.text, self.token_ids)}  {len(self.token_ids)} tokens, {self.finish}"
 
     @property
     def oldest_version(self) -> int | None:
@@ -205,6 +222,15 @@ class Group(_ByValue):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "completions", tuple(self.completions))
+
+    def __repr__(self) -> str:
+        """Show it in at most ten lines."""
+        version = "" if self.oldest_version is None else f", version {self.oldest_version}"
+        prompt, more = self.prompt, len(self.completions) - SHOWN
+        lines = [f"group {self.id} of task {prompt.task}: {len(self.completions)} completions{version}"]
+        lines.append(f"prompt {prompt.id}: {_shown(prompt.text, prompt.token_ids)}")
+        lines += map(str, self.completions[:SHOWN])
+        return "\n".join([*lines, *([f"          … and {more} more"] if more > 0 else [])])
 
     @property
     def oldest_version(self) -> int | None:

@@ -147,6 +147,45 @@ def test_an_export_can_be_imported_into_another_log(place: Path, tmp_path: Path,
         assert list(one.groups()) == list(other.groups())
 
 
+@pytest.mark.parametrize("name", ["groups.jsonl", "groups.parquet"])
+def test_an_export_has_text_where_the_tokenizer_is_known(tmp_path: Path, tokenizer: Path, name: str) -> None:
+    from offbeat.tasks.data import rows
+
+    letters = json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"]
+    with ExperienceLog.open(tmp_path / "text") as log:
+        ids = [[letters[letter] for letter in text] for text in ("2+2=", "4")]
+        answer = Completion("g0/0", [*ids[1], 256], UNKNOWN, source="human", score=Score(1.0))
+        log.append([Group("g0", Prompt("p0", ids[0], "sums"), (answer,))])
+    done = run("log", "export", tmp_path / "text", tmp_path / name, "--tokenizer", tokenizer)
+    [row] = rows(tmp_path / name)
+    assert done.exit_code == 0 and (row["prompt"], row["completion"]) == ("2+2=", "4"), done.output
+    without = run("log", "export", tmp_path / "text", tmp_path / f"ids-{name}")
+    assert "as token ids; for text too, give --tokenizer" in without.output
+    assert "imported     1 groups" in run("import", tmp_path / name, "--into", tmp_path / "again").output
+
+
+def test_groups_are_named_after_the_file_if_no_task_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": [1], "responses": [[2], [3]], "rewards": [1, 0]}\n')
+    result = run("import", file, "--into", tmp_path / "log", "--source", "human", "--reward-range", "0,1")
+    assert result.exit_code == 0 and "as those of task mine" in result.output
+    assert "mine: 1 groups" in run("log", "stats", tmp_path / "log").output
+    rated = run("eval", tmp_path / "log")
+    assert rated.exit_code == 0 and "0.500" in rated.output, rated.output
+
+
+def test_the_help_of_import_names_the_columns_that_it_finds() -> None:
+    from offbeat.experience.importing.ids import ID_NAMES
+    from offbeat.experience.importing.layout import ROLES
+
+    text = run("import", "--help").output
+    listed = text[text.index("Columns are found by name:") : text.index("For other names")]
+    named = set(re.findall(r"[a-z]+(?:_[a-z]+)*", listed.replace("│", " ")))
+    found = {name for names in (*ROLES.values(), *ID_NAMES.values()) for name in names}
+    columns = {name for name in named if "_" in name} | (named & {"prompt", "question", "response", "reward", "score"})
+    assert columns <= found and len(columns) > 8, columns - found
+
+
 def test_a_dry_run_writes_nothing_and_creates_no_log(place: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": [1], "responses": [[2], [3]], "rewards": [1, 9]}\n{"prompt": [4]}\n')
@@ -154,8 +193,9 @@ def test_a_dry_run_writes_nothing_and_creates_no_log(place: Path, tmp_path: Path
     before = files(place)
     for into in (place, tmp_path / "nothing"):
         result = run("import", rows, "--into", into, *options)
-        assert result.exit_code == 0 and "quarantined  2" in result.output and "nothing was written" in result.output
+        assert "quarantined  2" in result.output and "nothing was written" in result.output
         assert "reward-range: 1" in result.output and "unreadable: 1" in result.output
+        assert result.exit_code == 1 and "most of" in result.output
     assert files(place) == before and not (tmp_path / "nothing").exists()
 
 
@@ -182,14 +222,14 @@ def test_text_needs_a_tokenizer_and_chat_its_template(tmp_path: Path, tokenizer:
     ("options", "message"),
     [
         (["--reward-range", "0"], "two numbers like 0,1"),
-        (["--reward-range", "0,1"], "give its name with --task"),
+        (["--reward-range", "0,1", "--columns", "task=of"], "give its name with --task"),
         (["--columns", "promt=q"], "did you mean 'prompt'?"),
         (["--tokenizer", "nowhere"], "is not a directory"),
         (["--task", "t"], "the rows have no source"),
     ],
 )
 def test_a_wrong_option_gives_a_message(tmp_path: Path, options: list[str], message: str) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": [1], "responses": [[2]]}\n')
+    (tmp_path / "rows.jsonl").write_text('{"prompt": [1], "responses": [[2]], "of": "t"}\n')
     result = run("import", tmp_path / "rows.jsonl", "--into", tmp_path / "log", *options)
     assert result.exit_code in (1, 2) and message in " ".join(result.output.split())
     assert "Traceback" not in result.output

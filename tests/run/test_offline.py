@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 import offbeat
 from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
-from offbeat.errors import RunStopped
+from offbeat.errors import RunStopped, TaskError
+from offbeat.reports.record import RunRecord
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.local import train
@@ -119,3 +120,36 @@ def test_check_counts_groups_without_a_score_apart(toml: Path, tmp_path: Path) -
         log.append([Group("late", Prompt("p", [5, 6], "arithmetic"), answers)])
     output = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["check", str(toml)]).output
     assert "10 groups × 2 epochs" in output and "1 more wait for a score (`offbeat log pending" in output, output
+
+
+def test_a_run_that_asks_nothing_needs_no_task_and_no_length(toml: Path) -> None:
+    unset = toml.read_text().replace("sampling.max_tokens = 5", "")  # 256 by default, and the model reads 64
+    for text in (unset, unset + "task.name = 'answers of people'\n"):
+        toml.write_text(text)
+        result = CliRunner().invoke(app, ["check", str(toml)])
+        assert result.exit_code == 0 and "10 groups × 2 epochs" in result.output, result.output
+    evaluated = CliRunner().invoke(app, ["check", str(toml), "--set", "evaluation.every=1"])
+    assert evaluated.exit_code == 2 and "'answers of people' is not a task" in evaluated.output
+    toml.write_text(unset)
+    evaluated = CliRunner().invoke(app, ["check", str(toml), "--set", "evaluation.every=1"])
+    assert evaluated.exit_code == 2 and "evaluations of an offline run need a task" in evaluated.output
+
+
+def test_a_run_without_a_task_trains_shows_its_groups_and_can_be_evaluated_on_any_task(
+    toml: Path, tmp_path: Path
+) -> None:
+    toml.write_text(toml.read_text().replace("sampling.max_tokens = 5", ""))
+    run = offbeat.train(toml, out=tmp_path / "run", steps=2, progress=False)
+    assert run.state == "finished" and run.metrics.index.tolist() == [1, 2]
+    assert RunRecord.load(tmp_path / "run").title == "model on stored groups with asymre"
+    [group, *_] = run.groups()
+    assert (group.prompt.text, group.completions[0].text) == ("23", "1")
+    assert repr(group).splitlines()[:3] == [
+        "group g0 of task arithmetic: 4 completions", "prompt p0: '23'", "       0  '1'  2 tokens, stop",
+    ]  # fmt: skip
+    run = offbeat.resume(run, steps=3, progress=False)
+    assert run.metrics.index.tolist() == [1, 2, 3]
+    with pytest.raises(TaskError, match="has no task; say what to ask"):
+        offbeat.evaluate(run)
+    [row] = offbeat.evaluate(run, "arithmetic", prompts=2, samples=1, max_tokens=2)
+    assert row.prompts == 2

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.tiny_model import save_tokenizer
-from offbeat.errors import DataError, PromptTooLong
-from offbeat.tasks.data import ColumnMap, Example, Limit, fit, load, tokens
+from offbeat.errors import DataError
+from offbeat.tasks.data import ColumnMap, Example, load, tokens, with_prompt
 
 ROWS = [{"question": f"{n}+{n}=", "answer": str(2 * n), "level": n % 2} for n in range(20)]
 COLUMNS = ColumnMap(prompt="question", keep={"solution": "answer", "difficulty": "level"})
@@ -37,7 +37,7 @@ def as_saved(place: Path) -> Path:
 @pytest.mark.parametrize("form", [as_jsonl, as_parquet, as_saved])
 def test_every_format_gives_the_same_examples(form: object, tmp_path: Path) -> None:
     loaded = load(form(tmp_path), COLUMNS)  # type: ignore[operator]
-    assert loaded.dropped == 0 and len(loaded.examples) == 20
+    assert len(loaded.examples) == 20
     assert loaded.examples[7] == Example("sums-7", "7+7=", {"solution": "14", "difficulty": 1})
 
 
@@ -88,28 +88,35 @@ def test_chats_use_the_tokenizers_template(tmp_path: Path) -> None:
     assert tokenizer.decode(tokens("1+1", tokenizer)) == "1+1"
 
 
-class Characters:
-    """A tokenizer with one token per character."""
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(c) for c in text]
-
-    def apply_chat_template(self, conversation: list[dict[str, str]], **_: bool) -> list[int]:
-        return self.encode("".join(f"[{message['content']}]" for message in conversation))
+@pytest.mark.parametrize("form", [as_jsonl, as_parquet, as_saved])
+def test_the_prompt_is_found_under_the_names_that_people_use_and_its_column_stays(form: object, tmp_path: Path) -> None:
+    [example, *_] = load(form(tmp_path)).examples  # type: ignore[operator]
+    assert example == Example("sums-0", "0+0=", {"question": "0+0=", "answer": "0", "level": 0})
 
 
-def test_prompts_over_the_limit_are_refused_or_dropped_and_counted(tmp_path: Path) -> None:
-    source = as_jsonl(tmp_path)
-    loaded = load(source, COLUMNS, limit=Limit(Characters(), 4, over="drop"))
-    assert loaded.dropped == 10 and len(loaded.examples) == 10
-    with pytest.raises(PromptTooLong, match="10 of 20 prompts have more than 4 tokens; the longest, sums-10, has 6"):
-        load(source, COLUMNS, limit=Limit(Characters(), 4))
-    with pytest.raises(PromptTooLong, match="all 20 prompts"):
-        load(source, COLUMNS, limit=Limit(Characters(), 2, over="drop"))
+def test_every_row_has_the_same_column_as_its_prompt() -> None:
+    found = list(with_prompt([{"problem": "1+1="}, {"input": "a b", "problem": "2+2="}, {"input": "a b"}]))
+    assert [row.get("prompt") for row in found] == ["1+1=", "2+2=", None]
 
 
-def test_the_template_counts_towards_the_limit() -> None:
-    chat = [Example("a", ({"role": "user", "content": "12345"},))]
-    assert fit(chat, Limit(Characters(), 7, over="drop")).dropped == 0
-    with pytest.raises(PromptTooLong):
-        fit(chat, Limit(Characters(), 6))
+def test_a_conversation_is_asked_without_the_answer_that_it_ends_with() -> None:
+    asked, answer = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
+    [ended, open_] = with_prompt([{"messages": [asked, answer]}, {"messages": [asked]}])
+    assert ended == {"prompt": [asked], "messages": [asked, answer]} and open_["prompt"] == [asked]
+
+
+def test_one_array_in_a_json_file_is_read_and_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sums.json"
+    path.write_text(json.dumps(ROWS, indent=1))
+    assert load(path).examples == load(as_jsonl(tmp_path)).examples
+    path.write_text("[1]")
+    with pytest.raises(DataError, match="line 1 is not a JSON object"):
+        load(path)
+    (tmp_path / "sums.csv").write_text("question,answer\n1+1=,2\n")
+    with pytest.raises(DataError, match=r"neither \.jsonl, \.json nor \.parquet; convert it"):
+        load(tmp_path / "sums.csv")
+
+
+def test_data_without_a_prompt_names_its_columns() -> None:
+    with pytest.raises(DataError, match="no column looks like a prompt among 'text', 'label'"):
+        list(with_prompt([{"text": "1+1=", "label": 2}]))

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from offbeat.cli.task_option import Settings, StoredGroups, TokenizerDirectory, Workers, make_task
+from offbeat.cli.task_option import (
+    Settings,
+    StoredGroups,
+    TemplateVariables,
+    TokenizerDirectory,
+    Workers,
+    make_task,
+    template_variables,
+)
 from offbeat.cli.terminal import has_log, plain_errors, printable
 
 if TYPE_CHECKING:
@@ -30,7 +38,7 @@ def eval_(
     ],
     task: Annotated[
         str | None,
-        typer.Option(help="The name of a task, or the path of your own task file; of a run, default: its own"),
+        typer.Option(help="The name of a task, or the path of your own file; default: the run's, or all of a log"),
     ] = None,
     settings: Settings = None,
     k: Annotated[list[int] | None, typer.Option(help="k of pass@k and maj@k; can be repeated")] = None,
@@ -51,18 +59,17 @@ def eval_(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling")] = 0,
     workers: Workers = 2,
+    chat_template: TemplateVariables = None,
 ) -> None:
     """Evaluate a run on the prompts it held out, a model, or the groups in a log: `offbeat eval runs/one`."""
     is_log = has_log(source)
     chosen = make_task(task, settings) if task is not None else None
     with plain_errors():
-        if is_log and chosen is not None:
+        if is_log:
             from offbeat.evaluation import evaluate as estimate
 
-            found, size = _from_log(source, chosen, tokenizer, slice_by or chosen.slice_by)
+            found, size = _from_log(source, chosen, tokenizer, slice_by or (chosen.slice_by if chosen else "task"))
             rows = estimate(found, k or [size], correct_at=correct_at)
-        elif is_log:
-            raise typer.BadParameter("the groups of a log can be of several tasks; give one with --task")
         else:
             from offbeat.api import evaluate
 
@@ -70,13 +77,15 @@ def eval_(
                 rows = evaluate(
                     source, chosen, prompts=prompts, samples=samples, k=k or (), temperature=temperature,
                     greedy=greedy, before=before, max_tokens=max_tokens, seed=seed, slice_by=slice_by,
-                    correct_at=correct_at, workers=workers,
+                    correct_at=correct_at, workers=workers, chat_template_kwargs=template_variables(chat_template),
                 )  # fmt: skip
             typer.echo(f"{rows[0].prompts} distinct {rows[0].origin}")
         _print(rows)
 
 
-def _from_log(uri: str, task: "Task", tokenizer: Path | None, column: str | None) -> "tuple[list[Attempts], int]":
+def _from_log(
+    uri: str, task: "Task | None", tokenizer: Path | None, column: str | None
+) -> "tuple[list[Attempts], int]":
     """Return the attempts at each prompt, over all its groups, and the size of the largest group."""
     from offbeat.evaluation import Attempts
     from offbeat.experience.reader import LogReader
@@ -84,7 +93,7 @@ def _from_log(uri: str, task: "Task", tokenizer: Path | None, column: str | None
     from offbeat.types import Score
 
     stored = StoredGroups(LogReader(Tables.open(uri)), uri, task, tokenizer)
-    answer = task.answer if stored.has_tokenizer else None
+    answer = task.answer if task is not None and stored.has_tokenizer else None
     rewards: dict[tuple[str, str], list[float | None]] = {}
     answers: dict[tuple[str, str], list[str | None]] = {}
     largest = 0
@@ -101,6 +110,8 @@ def _from_log(uri: str, task: "Task", tokenizer: Path | None, column: str | None
 def _slice(group: "Group", column: str | None) -> str:
     if column == "version":
         return "no version" if group.oldest_version is None else f"version {group.oldest_version:6d}"
+    if column == "task":
+        return group.prompt.task
     return "all" if column is None else str(group.prompt.columns.get(column, f"no {column}"))
 
 

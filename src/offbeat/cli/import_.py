@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli.log_options import RefusedFile, locate_log, parse_range, write_refusals
-from offbeat.cli.task_option import load_tokenizer, stored_task_name
+from offbeat.cli.task_option import TemplateVariables, load_tokenizer, stored_task_name, template_variables
 from offbeat.cli.terminal import has_log, plain_errors, printable
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ def import_(
     file: Annotated[str, typer.Argument(help="JSONL, Parquet, a saved dataset, a directory, or hf:owner/name")],
     into: Annotated[str, typer.Option(help="The experience log (a path or an object store URI), or a run directory")],
     task: Annotated[
-        str | None, typer.Option(help="The task of the prompts: a name like math, or the path of your own task file")
+        str | None, typer.Option(help="The task of the prompts, a name or your task file; default: the file's name")
     ] = None,
     source: Annotated[str | None, typer.Option(help="The author, for example: human, model:qwen")] = None,
     columns: Annotated[str, typer.Option(help="Names of columns: prompt=question,completion_id=ticket")] = "",
     keep: Annotated[str, typer.Option(help="Columns to store with the prompt: answer,difficulty")] = "",
     tokenizer: Annotated[Path | None, typer.Option(help="Directory of the tokenizer; required for text")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template to prompts that are text")] = False,
+    chat_template: TemplateVariables = None,
     reward_range: Annotated[str | None, typer.Option(help="Refuse rewards outside of this range: 0,1")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Refuse token ids that are not below this number")] = None,
     split: Annotated[str, typer.Option(help="Split of a dataset")] = "train",
@@ -39,27 +40,38 @@ def import_(
 
     The completions can come from any model or person. Your own ids are kept, and completions without a reward wait for
     `offbeat feedback`. Importing the same file again adds nothing. Use `--dry-run` first to see what would be imported.
+
+    Columns are found by name: prompt, question, query, problem, instruction, input, prompt_ids · response, completion,
+    output, generation, completion_ids, also in the plural for a list, candidates, samples, answers · reward, score,
+    rewards, scores · logprobs, log_probs, behavior_logprobs · finish_reason, finish · messages, conversations for a
+    whole conversation · group_id, prompt_id, completion_id, id, uid. For other names: `--columns prompt=ask`.
+
+    It fails if most of the groups are refused.
     """
     from contextlib import nullcontext
 
     from offbeat.experience.importing.importer import import_into, layout_of, read_groups
-    from offbeat.experience.importing.layout import parse_columns
+    from offbeat.experience.importing.layout import RowShape, parse_columns
     from offbeat.experience.importing.records import find_records
     from offbeat.experience.importing.shapes import ImportDefaults
     from offbeat.experience.log import ExperienceLog
     from offbeat.experience.validation import ValidationRules
 
-    name, limits = task and stored_task_name(task), parse_range(reward_range)
-    if limits and name is None:
-        raise typer.BadParameter("--reward-range applies to one task; give its name with --task")
-    place = locate_log(into)
+    name, limits, place = task and stored_task_name(task), parse_range(reward_range), locate_log(into)
     with plain_errors():
         records = find_records(file, split)
         layout = layout_of(records, parse_columns(columns), [column for column in keep.split(",") if column])
         typer.echo(printable(f"detected: {layout}"))
+        if name is None and not (layout.shape is RowShape.EXPORT or "task" in layout.columns):
+            name = Path(file).name.partition(".")[0]
+            typer.echo(
+                printable(f"  the groups are named after the file, as those of task {name}; --task names another")
+            )
+        if limits and name is None:
+            raise typer.BadParameter("--reward-range applies to one task; give its name with --task")
         encoder = None
         if tokenizer:
-            loaded = load_tokenizer(tokenizer)
+            loaded = load_tokenizer(tokenizer, template_variables(chat_template))
             in_messages = "messages" in layout.kinds.values()
             encoder = _make_encoder(tokenizer, loaded, chat=chat, in_messages=in_messages)
             vocab_size = vocab_size or len(loaded)
@@ -75,6 +87,9 @@ def import_(
         typer.echo(printable(f"to see what waits for a score: offbeat log pending {into}"))
     if dry_run:
         typer.echo("dry run: nothing was written")
+    if (refusals := sum(tally.refused.values())) > tally.taken + tally.present:
+        typer.echo(f"most of {file} was refused: {refusals} groups; fix what the reasons above say", err=True)
+        raise typer.Exit(1)
 
 
 def _show_progress(tally: "ImportTally") -> None:

@@ -1,14 +1,19 @@
 """`offbeat init`: write a configuration file in which a comment explains every setting."""
 
+import json
 import re
 import shlex
 import textwrap
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from offbeat.errors import suggest_nearest
+from offbeat.cli.terminal import plain_errors, printable
+from offbeat.errors import OffbeatError, suggest_nearest
 
 if TYPE_CHECKING:
     from offbeat.config.knobs import Knob
@@ -21,29 +26,101 @@ PLACES: Final = {
     "a cluster": "on a cluster",
 }
 """What a recipe is for, as in its line `# for:`, and the title of its group in the list."""
+OWN: Final = "own-data"
+"""The recipe that comes with a task file for `--data`."""
+LOOKED_AT: Final = 1000
+"""Rows of the data from which the task file is made."""
 
 
 def init(
     recipe: Annotated[str | None, typer.Argument(help="A recipe; without one, all are listed")] = None,
     out: Annotated[Path, typer.Option(help="The file to write")] = Path("run.toml"),
+    data: Annotated[
+        str | None, typer.Option(help="Of own-data: JSONL, Parquet, a saved dataset, or owner/name of the hub")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The directory of a model, or owner/name of the hub; default: the recipe's")
+    ] = None,
 ) -> None:
-    """Write a commented configuration file from a recipe: `offbeat init quickstart --out run.toml`."""
+    """Write a commented configuration file from a recipe: `offbeat init quickstart --out run.toml`.
+
+    For prompts of your own: `offbeat init own-data --data questions.jsonl --model MODEL`. It finds the columns (prompt,
+    question, problem or messages; answer, solution, ground_truth or label), and writes a task file with the reward
+    function beside the configuration.
+    """
     found = recipes()
     if recipe is None:
         _list_recipes(found)
         return
     if recipe not in found:
         raise typer.BadParameter(f"{recipe!r} is not a recipe; {suggest_nearest(recipe, found)}")
-    try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(annotated(found[recipe]))
-    except FileExistsError:
-        raise typer.BadParameter(f"{out} already exists; choose another name with --out") from None
-    except OSError as error:
-        raise typer.BadParameter(f"{out} cannot be written: {error}") from error
-    typer.echo(f"{out} written; its first lines say what it needs. next:")
+    if (data is None) == (recipe == OWN):
+        raise typer.BadParameter(f"--data is the file with your prompts: offbeat init {OWN} --data questions.jsonl")
+    settings: dict[str, object] = {"model.path": model} if model else {}
+    files = {}
+    if data is not None:
+        task = out.with_name(f"{Path(data).stem}_task.py")
+        with plain_errors(code=2):
+            files[task], fitting = _own_data(data, model, task)
+        settings |= fitting
+    files[out] = annotated(_with_settings(found[recipe], settings))
+    for file, text in files.items():
+        try:
+            with file.open("x", encoding="utf-8") as opened:
+                opened.write(text)
+        except FileExistsError:
+            raise typer.BadParameter(f"{file} already exists; choose another name with --out") from None
+        except OSError as error:
+            raise typer.BadParameter(f"{file} cannot be written: {error}") from error
+    typer.echo(f"{' and '.join(map(str, reversed(files)))} written; its first lines say what it needs. next:")
     for command in next_commands(found[recipe], out):
         typer.echo(f"  {command}")
+
+
+def _own_data(data: str, model: str | None, task: Path) -> tuple[str, dict[str, object]]:
+    """Return the task file for data, and settings that fit the task, the model and what is installed."""
+    from offbeat.config import parse
+    from offbeat.imports import missing_modules
+    from offbeat.preflight.checks import model_files
+    from offbeat.tasks.data import prompt_column, rows
+    from offbeat.tasks.own_data import own_task
+
+    some = list(islice(rows(data), LOOKED_AT))
+    if not some:
+        raise typer.BadParameter(f"{data} holds no rows; check the path")
+    if {"reward", "rewards", "score", "scores"} & some[0].keys():
+        raise typer.BadParameter(
+            f"the rows of {data} are answers with rewards. To train on them, import them and generate nothing: "
+            f"offbeat import {data} --into experience --source model:other --tokenizer MODEL, then offbeat init offline"
+        )
+    chat, settings = True, dict[str, object]({"task.name": str(task)})
+    with suppress(OffbeatError):  # `offbeat check` says what is wrong with the model
+        files = model_files(parse({"model": {"path": model or ""}}))
+        context, chat = files.integer("max_position_embeddings", 1 << 20), bool(files.chat_template)
+        longest = min(512, context // 2)
+        settings |= {"sampling.max_tokens": longest, "engine.max_prompt_tokens": min(1024, context - longest)}
+        settings |= {"engine.kind": "hf"} if files.tiny else {}
+    settings |= {"engine.kind": "hf"} if missing_modules(["vllm"]) else {}
+    text, meaning = own_task(data, some, beside=task.parent, chat=chat)
+    prompt = prompt_column(some[0])
+    typer.echo(printable(f"prompt: {prompt}{', as a user message' if chat else ''}: {some[0][prompt]!r:.80}"))
+    typer.echo(printable(f"reward: {meaning}"))
+    return text, settings
+
+
+def _with_settings(recipe: str, settings: Mapping[str, object]) -> str:
+    """Return a recipe with other values for settings that it has.
+
+    >>> _with_settings("[model]\\npath = 'model'", {"model.path": "a/b"})
+    '[model]\\npath = "a/b"'
+    """
+    lines, table = recipe.split("\n"), ""
+    for number, line in enumerate(lines):
+        if header := re.match(r"\[([\w.]+)\]", line):
+            table = header[1] + "."
+        elif (setting := re.match(r"(\w+) = ", line)) and (key := table + setting[1]) in settings:
+            lines[number] = f"{setting[1]} = {json.dumps(settings[key])}"
+    return "\n".join(lines)
 
 
 def _list_recipes(found: dict[str, str]) -> None:

@@ -227,13 +227,18 @@ def _indent(text: str, margin: str = "    ") -> str:
 def export(
     log_or_run: LogOrRun,
     file: Annotated[Path, typer.Argument(help="The file to write, .jsonl or .parquet; must not exist yet")],
+    tokenizer: Tokenizer = None,
 ) -> None:
-    """Write one row per completion, with late scores applied: `offbeat log export runs/one groups.parquet`.
+    """Write one row per completion, with text and late scores: `offbeat log export runs/one groups.parquet`.
 
     `offbeat import` reads this file without further options and creates the same groups.
     """
     from offbeat.experience.importing.rows_out import export as write
+    from offbeat.tasks.tokenizer import in_words
 
-    with _open_log(log_or_run) as reader:
-        count = write(reader.groups(), file)
-    typer.echo(f"{count} groups written to {file}")
+    place = find_log(log_or_run)
+    directory = tokenizer or place.tokenizer
+    loaded = load_tokenizer(directory) if directory else None
+    with _open_log(place) as reader:
+        count = write((in_words(one, loaded) if loaded else one for one in reader.groups()), file)
+    typer.echo(f"{count} groups written to {file}{'' if loaded else ' as token ids; for text too, give --tokenizer'}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from offbeat.types import Completion, Group, Json
 
 
-def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
+def load_tokenizer(directory: Path, chat_template_kwargs: "dict[str, Json] | None" = None) -> "PreTrainedTokenizerBase":
     """Load a tokenizer from a local directory. Nothing is downloaded."""
     with Working("loading transformers", after=SOON):
         import transformers  # noqa: F401  # takes seconds
@@ -27,7 +27,7 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
         from offbeat.tasks.tokenizer import read_tokenizer
 
     try:
-        return read_tokenizer(directory)
+        return read_tokenizer(directory, chat_template_kwargs)
     except ModelUnreadable as error:
         raise typer.BadParameter(printable(f"--tokenizer {directory}: {error}")) from error
 
@@ -41,6 +41,14 @@ TokenizerDirectory = Annotated[
     Path | None, typer.Option("--tokenizer", help="Directory of the tokenizer; default: `tokenizer` next to the log")
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Scoring processes")]
+TemplateVariables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--chat-template",
+        metavar="NAME=VALUE",
+        help="A variable of the chat template, for example enable_thinking=false; can be repeated",
+    ),
+]
 
 
 def make_task(name: str, settings: list[str] | None) -> "Task":
@@ -48,16 +56,25 @@ def make_task(name: str, settings: list[str] | None) -> "Task":
     from offbeat.errors import TaskError
     from offbeat.tasks.task import make
 
-    options: dict[str, Json] = {}
-    for setting in settings or []:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"--set {setting}: need KEY=VALUE, for example --set digits=3")
-        options[key] = _parse_value(value)
     try:
-        return make(name, options)
+        return make(name, _parse_pairs("--set", settings, "digits=3"))
     except (TaskError, OSError) as error:
         raise typer.BadParameter(printable(str(error))) from error
+
+
+def template_variables(pairs: list[str] | None) -> "dict[str, Json] | None":
+    """Return the values that `--chat-template` gives to variables of the chat template; None if there are none."""
+    return _parse_pairs("--chat-template", pairs, "enable_thinking=false") or None
+
+
+def _parse_pairs(option: str, pairs: list[str] | None, example: str) -> "dict[str, Json]":
+    found: dict[str, Json] = {}
+    for pair in pairs or []:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{option} {pair}: need KEY=VALUE, for example {option} {example}")
+        found[key] = _parse_value(value)
+    return found
 
 
 def stored_task_name(text: str) -> str:
@@ -76,11 +93,13 @@ def _parse_value(text: str) -> "Json":
 
 
 class StoredGroups:
-    """The groups of one task in a log, and their completions as text."""
+    """The groups of one task in a log, or of all, and their completions as text."""
 
-    def __init__(self, log: "LogReader", uri: str, task: "Task", tokenizer: Path | None) -> None:
-        self._log, self._ordinals = log, log.filter(task=task.name)
-        if not len(self._ordinals):
+    def __init__(self, log: "LogReader", uri: str, task: "Task | None", tokenizer: Path | None) -> None:
+        self._log, self._ordinals = log, log.filter(task=task.name if task else None)
+        if not len(self._ordinals) and task is None:
+            raise typer.BadParameter(f"{uri} has no groups; add some with `offbeat import FILE --into {uri} …`")
+        if not len(self._ordinals) and task is not None:
             raise typer.BadParameter(
                 f"{uri} has no groups of task {task.name!r}; it has groups of: {', '.join(log.tasks) or 'no task'}"
             )

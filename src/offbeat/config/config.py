@@ -70,6 +70,11 @@ class Config(Section):
     cluster: ClusterConfig = ClusterConfig()
 
     @property
+    def asks(self) -> bool:
+        """False for an offline run that does not evaluate: it has no prompts to ask, so it needs no task."""
+        return self.run.mode != "offline" or self.evaluation.every > 0 or self.evaluation.holds_out
+
+    @property
     def longest(self) -> int:
         """v: the number of steps between two publishes, or the largest number if drift or cost decides."""
         if self.sync.every is not None:

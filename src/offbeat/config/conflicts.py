@@ -92,6 +92,9 @@ def _mode_conflicts(config: Config) -> list[str]:
         found.append(f"sampler.mode = {config.sampler.mode!r}: run.mode = 'offline' needs sampler.mode = 'offline'")
     if config.run.mode != "offline" and config.sampler.wait_for_scores:
         found.append("sampler.wait_for_scores has no effect in runs that generate; remove it")
+    has_task = config.evaluation.task or "name" in config.task.model_fields_set
+    if config.run.mode == "offline" and config.asks and not has_task:
+        found.append("task.name is not set: evaluations of an offline run need a task; set it, or evaluation.task")
     if config.run.mode == "offline" and not config.run.experience:
         found.append("run.experience = '': run.mode = 'offline' needs an experience log; set its path")
     if config.run.mode != "offline" and config.fresh < 1:

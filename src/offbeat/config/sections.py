@@ -6,7 +6,7 @@ The docstring under a setting says what it does and when to change it.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from offbeat.config.engine_arguments import refusals
 from offbeat.hub import model_directory
@@ -132,6 +132,10 @@ class ModelConfig(Section):
     """Dtype of published weights and of the engines. float32 reduces the engine gap, at twice the memory, and patches
     hold almost every weight. On a CPU that only emulates bfloat16, vLLM computes in float32 with bfloat16 weights."""
 
+    chat_template_kwargs: dict[str, JsonValue] = {}
+    """Values for variables of the chat template, in training and evaluation: `{ enable_thinking = false }` switches the
+    thinking of Qwen3 off. An exported model has them as defaults."""
+
     def directory(self) -> Path:
         """Return the directory of the model. A model of the hub is downloaded first, unless it is here already."""
         return model_directory(self.path, self.revision)
@@ -141,7 +145,7 @@ class TaskConfig(Section):
     """[task]: where prompts come from and how answers are scored."""
 
     name: str = "arithmetic"
-    """A built-in task, or the path of your own Python file."""
+    """A built-in task, or the path of your own Python file. An offline run without evaluations needs none."""
     options: dict[str, Any] = {}
     """Options of the task, for example `digits` of arithmetic; `offbeat check` lists unknown ones."""
     scorers: Positive = 2

@@ -34,6 +34,7 @@ from offbeat.preflight.log_contents import LogContents, check_log, lag_evidence
 from offbeat.preflight.reward_columns import check_columns
 from offbeat.tasks.data import Deferred
 from offbeat.tasks.task import FACTORIES, Task, make
+from offbeat.tasks.tokenizer import variable_problem
 
 KINDS: Final[Mapping[Any, tuple[str, tuple[type, ...]]]] = {
     int: ("a whole number", (int,)),
@@ -52,10 +53,13 @@ def preflight(config: Config, *, here: bool = True) -> list[str]:
     "task.options.digit is not an option of task 'arithmetic'; did you mean 'digits'?"
     """
     files, found = _check_model(config)
-    task, problems = _check_task(config)
+    task, problems = _check_task(config) if config.asks else (None, [])
     found += problems + _check_evaluation_task(config)
     if files is not None:
-        found += _check_lengths(config, files) + _check_split(config, files)
+        found += (_check_lengths(config, files) if config.asks else []) + _check_split(config, files)
+        if values := config.model.chat_template_kwargs:
+            problem = variable_problem(files.chat_template, values)
+            found += [f"model.chat_template_kwargs = {values}: {problem}"] if problem else []
         if task is not None:
             found += _check_chat(config, files, task)
     if here:
@@ -250,7 +254,7 @@ def _check_options(name: str, options: Mapping[str, Any], known: Mapping[str, in
 
 def _check_chat(config: Config, files: ModelFiles, task: Task) -> list[str]:
     """Check that chat messages have a template. For data that would have to be loaded first, the run checks it."""
-    if files.has_chat_template or isinstance(task.examples, Deferred) or isinstance(task.examples[0].prompt, str):
+    if files.chat_template or isinstance(task.examples, Deferred) or isinstance(task.examples[0].prompt, str):
         return []
     return [
         f"task.name = {config.task.name!r} asks in chat messages, but the tokenizer in {config.model.path!r} has no "

@@ -83,8 +83,10 @@ class ModelFiles:
         return []
 
     @property
-    def has_chat_template(self) -> bool:
-        return "chat_template" in self.tokenizer or (self.path / "chat_template.jinja").is_file()
+    def chat_template(self) -> str:
+        """The chat template, or all of them as one text; empty if there is none."""
+        file = self.path / "chat_template.jinja"
+        return file.read_text(encoding="utf-8") if file.is_file() else str(self.tokenizer.get("chat_template", ""))
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def forecast(config: Config, files: ModelFiles) -> Forecast:
     Raises `ModelUnreadable` if config.json lacks the sizes of a decoder like Llama.
     """
     shape, count = ModelShape.from_config(files.config), files.parameters
-    completion = config.sampling.max_tokens
+    completion = min(config.sampling.max_tokens, shape.context - 1)
     prompt = min(config.engine.max_prompt_tokens, shape.context - completion)
     engine, adapted = engine_memory(config, shape), bool(config.adapter.rank)
     if config.engine.kind == "vllm":

@@ -55,7 +55,8 @@ class RunRecord:
     def title(self) -> str:
         """The model, the task and the objective of the run."""
         config = self.config
-        model, task = (one.rstrip("/").split("/")[-1] for one in (config.model.path, config.task.name))
+        asked = config.task.name if config.asks else "stored groups"
+        model, task = (one.rstrip("/").split("/")[-1] for one in (config.model.path, asked))
         return f"{model or 'no model'} on {task.removesuffix('.py')} with {config.objective.preset}"
 
     @property

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,14 +30,17 @@ class Run:
         run.plot()
         run.generate("17+25=")
 
-    >>> Run("runs/one").path.as_posix()
-    'runs/one'
+    >>> Run("nowhere")
+    Traceback (most recent call last):
+    offbeat.errors.RunError: nowhere holds no run; give the directory that a run was written to, such as runs/one
     """
 
     path: Path
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         object.__setattr__(self, "path", Path(path))
+        if not any(file.exists() for file in (self.path / "config.json", self.directory.events)):
+            raise RunError(f"{self.path} holds no run; give the directory that a run was written to, such as runs/one")
 
     @property
     def directory(self) -> RunDirectory:
@@ -84,11 +87,13 @@ class Run:
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("step")
 
     def groups(self) -> "Iterator[Group]":
-        """Yield every group in the run's experience log in the order of writing, late scores included."""
+        """Yield every group in the run's experience log in the order of writing, with text and late scores."""
         from offbeat.experience.reader import LogReader
         from offbeat.experience.schema import Tables
+        from offbeat.tasks.tokenizer import in_words
 
-        yield from LogReader(Tables.open(self.config.run.experience or str(self.directory.experience))).groups()
+        log = LogReader(Tables.open(self.config.run.experience or str(self.directory.experience)))
+        yield from map(partial(in_words, tokenizer=self.tokenizer()), log.groups())
 
     def policy(self, dtype: str = "float32") -> "PreTrainedModel":
         """Load the policy of the newest checkpoint as a transformers model; every byte is verified first."""

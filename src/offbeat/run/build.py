@@ -51,7 +51,7 @@ from offbeat.run.loop import Loop
 from offbeat.run.protocols import REPAIRED, Learner, RunPlan
 from offbeat.seeds import derive
 from offbeat.tasks.split import for_evaluation, hold_out
-from offbeat.tasks.task import Task, make
+from offbeat.tasks.task import Task, make, stored_groups
 from offbeat.tasks.tokenizer import read_tokenizer
 from offbeat.types import Json
 from offbeat.weights.probe import LENGTH as PROBE_LENGTH
@@ -65,6 +65,8 @@ def make_task(config: Config) -> Task:
 
     Those are in `evaluation` of the task, which is None if the run holds nothing out.
     """
+    if not config.asks:
+        return stored_groups()
     task, settings = make(config.task.name, config.task.options), config.evaluation
     if not settings.holds_out:
         return replace(task, evaluation=None)
@@ -84,7 +86,7 @@ def logged_prompts(config: Config) -> LoggedPrompts | None:
 def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer; raise `RunError` if it has no end-of-text token."""
     directory = config.model.directory()
-    tokenizer = read_tokenizer(directory)
+    tokenizer = read_tokenizer(directory, config.model.chat_template_kwargs)
     if tokenizer.eos_token_id is None:
         raise RunError(
             f"the tokenizer of {config.model.path} has no end-of-text token, so completions would never stop; set "

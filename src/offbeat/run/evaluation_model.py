@@ -1,7 +1,7 @@
 """Pass rates of any model: of a directory, of the hub, or of a run, whose base model answers the same prompts."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from offbeat.config import Config
-from offbeat.errors import ModelUnreadable
+from offbeat.config.sections import TaskConfig
+from offbeat.errors import ModelUnreadable, TaskError
 from offbeat.evaluation import Attempts, EvaluationRow, evaluate
 from offbeat.hub import hub_name, model_directory
 from offbeat.rollout.engine import Request, Sampling
@@ -35,7 +36,7 @@ from offbeat.tasks.task import Task, make
 from offbeat.tasks.tokenizer import read_tokenizer
 from offbeat.trainer.export import load_policy
 from offbeat.trainer.loading import read_model
-from offbeat.types import Score
+from offbeat.types import Json, Score
 
 _SCORING_SECONDS: Final = 600.0
 _PROMPTS: Final = 64
@@ -62,14 +63,16 @@ class ModelSampler:
         return [str(text) for text in texts]
 
 
-def load_model(name: str, *, temperature: float, max_tokens: int) -> ModelSampler:
+def load_model(
+    name: str, *, temperature: float, max_tokens: int, chat_template_kwargs: Mapping[str, Json] | None = None
+) -> ModelSampler:
     """Load a model from a directory, or as `owner/name` from the hub. Code that the model brings is not run."""
     if hub_name(name) is None and not Path(name).is_dir():
         raise ModelUnreadable(
             f"{name} is neither an experience log nor the directory of a model; write a model of the hub as owner/name"
         )
     place = model_directory(name)
-    return policy_sampler(read_model(place), read_tokenizer(place), temperature, max_tokens)
+    return policy_sampler(read_model(place), read_tokenizer(place, chat_template_kwargs), temperature, max_tokens)
 
 
 def policy_sampler(
@@ -117,6 +120,8 @@ def evaluation_set_of_run(config: Config, other: Task | None, count: int) -> Eva
 
     They are prompts that the run does not train on, if there are any, and the same ones that it asks while it trains.
     """
+    if other is None and not config.asks and config.task == TaskConfig():
+        raise TaskError("the run trained on stored groups and has no task; say what to ask: --task gsm8k")
     own, logged = make_task(config), logged_prompts(config)
     if other is None and own.evaluation is None:
         other = make(config.task.name, config.task.options).evaluation
@@ -144,6 +149,7 @@ class EvaluationSettings:
     slice_by: str | None = None
     correct_at: float = 1.0
     workers: int = 2
+    chat_template_kwargs: Mapping[str, Json] | None = None
 
     def attempts(self, model: ModelSampler, asked: EvaluationSet, wanted: int) -> list[Attempts]:
         """Ask a model. `wanted` is how many prompts there should be: if there are fewer, each gets more samples."""
@@ -163,7 +169,8 @@ class EvaluationSettings:
 
 def evaluate_model(name: str, task: Task, settings: EvaluationSettings) -> list[EvaluationRow]:
     """Evaluate a model of a directory or of the hub."""
-    model = load_model(name, temperature=settings.temperature, max_tokens=settings.max_tokens or _MAX_TOKENS)
+    longest, variables = settings.max_tokens or _MAX_TOKENS, settings.chat_template_kwargs
+    model = load_model(name, temperature=settings.temperature, max_tokens=longest, chat_template_kwargs=variables)
     wanted = settings.prompts or _PROMPTS
     asked = evaluation_set_of_model(task, wanted)
     return settings.table(settings.attempts(model, asked, wanted), asked)
@@ -176,10 +183,11 @@ def evaluate_run(directory: RunDirectory, other: Task | None, settings: Evaluati
         config.model.directory()  # refused before the policy has answered, not after
     wanted, longest = settings.prompts or config.evaluation.prompts, settings.max_tokens or config.sampling.max_tokens
     asked = evaluation_set_of_run(config, other, wanted)
-    tokenizer = read_tokenizer(directory.tokenizer)
+    tokenizer = read_tokenizer(directory.tokenizer, settings.chat_template_kwargs)
     policy = policy_sampler(load_policy(directory.path, dtype=torch.float32), tokenizer, settings.temperature, longest)
     now = settings.attempts(policy, asked, wanted)
     if not settings.before:
         return settings.table(now, asked)
     base = load_model(str(config.model.directory()), temperature=settings.temperature, max_tokens=longest)
-    return settings.table(now, asked, settings.attempts(base, asked, wanted))
+    asked_alike = replace(base, tokenizer=tokenizer)
+    return settings.table(now, asked, settings.attempts(asked_alike, asked, wanted))

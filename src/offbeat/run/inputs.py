@@ -33,6 +33,8 @@ _WORDS: Final = {
 
 def digest_inputs(config: Config) -> dict[str, Json]:
     """Return the digests of a run's inputs as they are now."""
+    if not config.asks:
+        return {"offbeat": __version__}
     task = make(config.task.name, config.task.options)
     return {"data": _digest_data(task), "rewards": _digest_rewards(task.rewards), "offbeat": __version__}
 

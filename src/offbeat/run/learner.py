@@ -172,13 +172,17 @@ class RankLearner:
     def estimate(self) -> dict[str, Json]:
         """Estimate the memory of a step, and compute the largest micro-batch once, before the first step."""
         config, longest = self.config, self.trainer.policy_model.model.config.max_position_embeddings
-        prompt = min(config.engine.max_prompt_tokens, longest - config.sampling.max_tokens)
-        if prompt + config.sampling.max_tokens > config.trainer.token_budget:
+        completion = config.sampling.max_tokens
+        if not config.asks:  # nothing is sampled: stored groups fit into the context and the budget, whatever is set
+            longest = min(longest, config.trainer.token_budget)
+            completion = min(completion, longest - 1)
+        prompt = min(config.engine.max_prompt_tokens, longest - completion)
+        if prompt + completion > config.trainer.token_budget:
             raise RunError(
                 f"trainer.token_budget = {config.trainer.token_budget} cannot hold a prompt of {prompt} tokens and a "
-                f"completion of {config.sampling.max_tokens}; raise it, or lower engine.max_prompt_tokens"
+                f"completion of {completion}; raise it, or lower engine.max_prompt_tokens"
             )
-        shape = StepShape(prompt, config.sampling.max_tokens, config.group_size)
+        shape = StepShape(prompt, completion, config.group_size)
         estimate = estimate_memory(self.trainer, shape)
         worst = check_worst_case(self.trainer, shape, estimate)
         return {"memory": str(estimate), "worst_seconds": worst.seconds, "steps": config.steps}

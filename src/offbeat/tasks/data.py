@@ -1,6 +1,6 @@
 """Examples, and how to load them from JSONL, Parquet or Hugging Face datasets.
 
-`ColumnMap` names the columns; `Limit` bounds the length of prompts. Chats use the tokenizer's own template.
+`ColumnMap` names the columns. Chats use the tokenizer's own template.
 """
 
 import json
@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol, cast, overload
+from typing import Final, Protocol, cast, overload
 
-from offbeat.errors import DataError, PromptTooLong, TaskError, first_line, suggest_nearest
-from offbeat.types import Json
+from offbeat.errors import DataError, TaskError, first_line, suggest_nearest
+from offbeat.types import PROMPT_COLUMNS, Json
 
 Row = Mapping[str, object]
 Messages = tuple[Mapping[str, str], ...]
@@ -86,20 +86,10 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Limit:
-    """The longest prompt allowed, and whether a longer one is an error or is dropped."""
-
-    tokenizer: Tokenizer
-    max_tokens: int
-    over: Literal["refuse", "drop"] = "refuse"
-
-
-@dataclass(frozen=True)
 class Loaded:
-    """Examples, and how many were dropped because their prompts are too long."""
+    """What was loaded."""
 
     examples: list[Example]
-    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,7 +157,6 @@ def load(
     *,
     split: str = "train",
     subset: str | None = None,
-    limit: Limit | None = None,
 ) -> Loaded:
     """Load examples from a file, a directory written by `datasets.save_to_disk`, or a dataset on the hub.
 
@@ -181,21 +170,55 @@ def load(
     Args:
         source: A path that ends in .jsonl, .json or .parquet is a file; an existing directory is a saved dataset;
             anything else is a name on the hub.
-        columns: Which column holds what.
+        columns: Which column holds what. None looks for the prompt (`with_prompt`) and keeps all others.
         split: The split to read, if the dataset has splits.
         subset: The dataset's configuration on the hub.
-        limit: The longest prompt allowed.
     """
     mapping = columns or ColumnMap()
     name = Path(source).stem
     found = rows(source, split=split, subset=subset)
+    found = with_prompt(found) if columns is None else found
     examples = [mapping.example(row, f"{name}-{number}") for number, row in enumerate(found)]
     if not examples:
         raise DataError(f"{source} holds no rows; check the path and the split")
     repeated = [id_ for id_, count in Counter(example.id for example in examples).items() if count > 1]
     if repeated:
         raise DataError(f"{source}: two examples have the id {repeated[0]!r}; choose another id column, or none")
-    return Loaded(examples) if limit is None else fit(examples, limit)
+    return Loaded(examples)
+
+
+def prompt_column(row: Row) -> str:
+    """Return the column of a row that is the prompt: the first of `PROMPT_COLUMNS`.
+
+    >>> prompt_column({"answer": "2", "question": "1+1="})
+    'question'
+    """
+    for name in PROMPT_COLUMNS:
+        if name in row:
+            return name
+    raise DataError(
+        f"no column looks like a prompt among {', '.join(map(repr, row))}; rename the one that is to 'prompt'"
+    )
+
+
+def with_prompt(found: Iterable[Row]) -> Iterator[Row]:
+    """Yield rows with a column 'prompt', which is the same column in all of them; other columns stay.
+
+    A conversation that ends with an answer of the assistant is asked without it.
+
+    >>> list(with_prompt([{"question": "1+1=", "answer": "2"}]))
+    [{'prompt': '1+1=', 'question': '1+1=', 'answer': '2'}]
+    """
+    column = None
+    for row in found:
+        column = column or prompt_column(row)
+        if column == "prompt" or column not in row:
+            yield row
+            continue
+        prompt = row[column]
+        if isinstance(prompt, list) and prompt and isinstance(prompt[-1], Mapping):
+            prompt = prompt[:-1] if prompt[-1].get("role") == "assistant" else prompt
+        yield {"prompt": prompt, **row}
 
 
 def rows(source: str | Path, *, split: str = "train", subset: str | None = None) -> Iterator[Row]:
@@ -207,6 +230,10 @@ def rows(source: str | Path, *, split: str = "train", subset: str | None = None)
         return _json_lines(path)
     if path.suffix == ".parquet":
         return _parquet(path)
+    if path.is_file():
+        raise DataError(
+            f"{source} is neither .jsonl, .json nor .parquet; convert it, for example with pandas: to_parquet"
+        )
     return _dataset(source, split, subset)
 
 
@@ -229,14 +256,20 @@ def evaluation_rows(source: str | Path, *, split: str = "train", subset: str | N
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
+    """Yield the objects of JSONL, or of one array in a file that ends in .json."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        array = path.suffix == ".json" and file.read(1) == b"["
+        file.seek(0)
+        for number, line in enumerate([file.read()] if array else file, start=1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number} is not JSON: {error}; repair or remove the line") from None
+            if array and all(isinstance(one, dict) for one in row):
+                yield from row
+                return
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number} is not a JSON object: {line[:80]!r}")
             yield row
@@ -277,19 +310,3 @@ def tokens(prompt: str | Messages, tokenizer: Tokenizer) -> list[int]:
         return tokenizer.encode(prompt)
     chat = [dict(message) for message in prompt]
     return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
-
-
-def fit(examples: Sequence[Example], limit: Limit) -> Loaded:
-    """Return the examples whose prompts are within the limit; drop the others, or raise `PromptTooLong`."""
-    lengths = [len(tokens(example.prompt, limit.tokenizer)) for example in examples]
-    fitting = [example for example, length in zip(examples, lengths, strict=True) if length <= limit.max_tokens]
-    dropped = len(examples) - len(fitting)
-    if dropped and limit.over == "refuse":
-        longest = max(range(len(lengths)), key=lengths.__getitem__)
-        raise PromptTooLong(
-            f"{dropped} of {len(examples)} prompts have more than {limit.max_tokens} tokens; the longest, "
-            f"{examples[longest].id}, has {lengths[longest]}; raise the limit, or drop them with over='drop'"
-        )
-    if not fitting:
-        raise PromptTooLong(f"all {dropped} prompts have more than {limit.max_tokens} tokens; raise the limit")
-    return Loaded(fitting, dropped)

@@ -9,6 +9,7 @@ It receives the text of a completion and the columns of the example, and runs in
 """
 
 import hashlib
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from numpy.typing import ArrayLike
 from offbeat.errors import TaskError, first_line, suggest_nearest
 from offbeat.imports import load_file, resolve
 from offbeat.seeds import derive
-from offbeat.tasks.data import ColumnMap, Deferred, Example, Tokenizer, tokens
+from offbeat.tasks.data import ColumnMap, Deferred, Example, Tokenizer, tokens, with_prompt
 from offbeat.tasks.rewards import AnswerFault, Reward, fault_reward, reward_of
 from offbeat.tasks.turns import Environment
 from offbeat.types import Json, Prompt
@@ -200,6 +201,15 @@ def make(name: str, options: Mapping[str, Json] | None = None) -> Task:
     return replace(task, evaluation=evaluation, **cast("Any", fault)) if fault else task
 
 
+def stored_groups() -> Task:
+    """Return the task of a run that trains on stored groups and asks nothing: one empty prompt, and no rewards."""
+    return Task("stored groups", [Example("none", "")], (Reward(_unscored),), (-math.inf, math.inf))
+
+
+def _unscored(text: str, columns: Mapping[str, Json]) -> None:
+    """Give no reward."""
+
+
 def custom(*, path: str) -> Task:
     """Load a task from your own Python file.
 
@@ -268,15 +278,16 @@ def _custom_examples(given: Any, path: str, name: str) -> Sequence[Example]:
         raise
     except Exception as error:  # your function
         raise TaskError(f"the examples of {path} cannot be read: {_describe(error, path)}; fix them") from error
-    columns = ColumnMap()
-    examples = []
     for number, entry in enumerate(entries):
         if not isinstance(entry, (Example, Mapping)):
             raise TaskError(
                 f"{path}: example {number} is {entry!r:.80}; it must be an Example or a dictionary with 'prompt'"
             )
-        examples.append(entry if isinstance(entry, Example) else columns.example(entry, f"{name}-{number}"))
-    return examples
+    columns, rows = ColumnMap(), with_prompt(entry for entry in entries if not isinstance(entry, Example))
+    return [
+        entry if isinstance(entry, Example) else columns.example(next(rows), f"{name}-{number}")
+        for number, entry in enumerate(entries)
+    ]
 
 
 def _custom_reward(reward: object) -> Reward:

@@ -1,18 +1,32 @@
-"""Load tokenizers, for every command that needs one."""
+"""Load tokenizers, for every command that needs one, with values for the variables of their chat templates.
 
+A value becomes the default of its variable in the template itself. So whatever applies the template uses it: training,
+evaluation, and every library that loads the exported model. A caller that gives the variable another value gets it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from offbeat.errors import ModelUnreadable, first_line
+from offbeat.errors import ModelUnreadable, first_line, suggest_nearest
+from offbeat.types import Group, Json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def read_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
+_ALWAYS_SET: Final = {"messages", "tools", "documents", "add_generation_prompt"}
+"""Variables that transformers gives a value, so that a default has no effect."""
+
+
+def read_tokenizer(
+    directory: Path, chat_template_kwargs: Mapping[str, Json] | None = None
+) -> "PreTrainedTokenizerBase":
     """Load the tokenizer in a directory. Nothing is downloaded and no code of the directory is run.
 
-    Raises `ModelUnreadable` with one sentence.
+    `chat_template_kwargs` are values for variables of its chat template. Raises `ModelUnreadable` with one sentence.
     """
     from transformers import AutoTokenizer
 
@@ -25,4 +39,50 @@ def read_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
             f"the tokenizer in {directory} cannot be loaded: {first_line(error)}; copy tokenizer.json and "
             "tokenizer_config.json of the model there again"
         ) from error
+    if chat_template_kwargs:
+        template = found.chat_template
+        if problem := variable_problem(str(template or ""), chat_template_kwargs):
+            raise ModelUnreadable(f"{directory}: {problem}")
+        found.chat_template = (
+            {name: with_defaults(one, chat_template_kwargs) for name, one in template.items()}
+            if isinstance(template, dict)
+            else with_defaults(template, chat_template_kwargs)
+        )
     return cast("PreTrainedTokenizerBase", found)
+
+
+def in_words(group: Group, tokenizer: "PreTrainedTokenizerBase") -> Group:
+    """Return a group with text: its prompt as the model reads it, its completions as scorers see them."""
+    prompt = replace(group.prompt, text=str(tokenizer.decode(group.prompt.token_ids.tolist())))
+    completions = (
+        replace(one, text=str(tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True)))
+        for one in group.completions
+    )
+    return replace(group, prompt=prompt, completions=tuple(completions))
+
+
+def with_defaults(template: str, values: Mapping[str, Json]) -> str:
+    """Return a chat template in which variables that are not given have these values.
+
+    >>> with_defaults("{{ messages }}", {"enable_thinking": False})
+    '{%- if enable_thinking is not defined %}{%- set enable_thinking = False %}{%- endif %}{{ messages }}'
+    """
+    defaults = (f"{{%- if {k} is not defined %}}{{%- set {k} = {v!r} %}}{{%- endif %}}" for k, v in values.items())
+    return "".join(defaults) + template
+
+
+def variable_problem(template: str, names: Iterable[str]) -> str:
+    """Return why values for these variables of a chat template would have no effect, or nothing.
+
+    >>> variable_problem("{% if enable_thinking %}<think>{% endif %}", ["enable_thinkin"])
+    "its chat template has no variable 'enable_thinkin'; did you mean 'enable_thinking'?"
+    """
+    if not template:
+        return "its tokenizer has no chat template, so chat_template_kwargs has no effect; leave it out"
+    words = set(re.findall(r"[a-zA-Z_]\w*", " ".join(re.findall(r"{[{%].*?[%}]}", template, re.S)))) - _ALWAYS_SET
+    for name in names:
+        if name not in words:
+            near = suggest_nearest(name, sorted(words))
+            near = near if near.startswith("did") else "leave it out"
+            return f"its chat template has no variable {name!r}; {near}"
+    return ""

@@ -17,6 +17,7 @@ from typing import Final, Literal
 from offbeat.errors import CannotImport, suggest_nearest
 from offbeat.experience.importing.ids import ID_NAMES, canonical_cell, find_ids
 from offbeat.experience.importing.records import Row
+from offbeat.types import PROMPT_COLUMNS
 
 
 class RowShape(StrEnum):
@@ -29,10 +30,7 @@ class RowShape(StrEnum):
 
 
 ROLES: Final[dict[str, tuple[str, ...]]] = {
-    "prompt": (
-        *("prompt_token_ids", "prompt_ids", "prompt", "question", "query", "problem", "instruction", "input"),
-        "messages",
-    ),
+    "prompt": ("prompt_token_ids", "prompt_ids", *PROMPT_COLUMNS),
     "response": (
         *("response_token_ids", "completion_token_ids", "completion_ids", "responses", "response"),
         *("completions", "completion", "outputs", "output", "generations", "generation", "candidates", "samples"),

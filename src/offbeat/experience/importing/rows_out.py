@@ -31,7 +31,9 @@ _TYPES: Final = {
     "loss_mask": pa.list_(pa.bool_()),
     "reward": pa.float64(),
 }
-SCHEMA: Final = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) for name in EXPORTED])
+_TEXT: Final = ("prompt", "completion")
+"""Columns for other tools; an import leaves them out."""
+SCHEMA: Final = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) for name in (*EXPORTED, *_TEXT)])
 """The schema of the Parquet file. In JSONL, `prompt_columns` and `breakdown` are objects and not text."""
 
 
@@ -65,6 +67,8 @@ def export_rows(group: Group) -> Iterator[Row]:
             "unscorable": unscorable,
             "detail": detail,
             "breakdown": breakdown,
+            "prompt": prompt.text or None,
+            "completion": completion.text or None,
         }
 
 
