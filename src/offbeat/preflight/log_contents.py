@@ -14,7 +14,7 @@ def check_log(config: Config) -> list[str]:
     replays = config.run.mode == "offline" or config.sampler.mode == "replay"
     if not uri or missing_modules(["lance"]):
         return []
-    if not _exists(uri):
+    if not log_exists(uri):
         if config.run.mode != "offline":
             return []  # a run that generates creates it
         return [
@@ -55,7 +55,7 @@ def offline_length(config: Config) -> str:
     With `sampler.epochs` left out, the log is never used up.
     """
     uri, batch, epochs = config.run.experience, config.prompts_per_step, config.sampler.epochs
-    if config.run.mode != "offline" or missing_modules(["lance"]) or not _exists(uri):
+    if config.run.mode != "offline" or missing_modules(["lance"]) or not log_exists(uri):
         return ""
     from offbeat.experience.reader import LogReader
 
@@ -75,7 +75,8 @@ def offline_length(config: Config) -> str:
     return f"{uri}: {sum_}{asked}{later}"
 
 
-def _exists(uri: str) -> bool:
+def log_exists(uri: str) -> bool:
+    """Return True if there is an experience log at `uri`."""
     from offbeat.experience.lance_table import exists
 
     return exists(f"{uri.rstrip('/')}/groups.lance")
