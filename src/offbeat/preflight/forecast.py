@@ -23,10 +23,10 @@ from offbeat.types import Json
 TINY: Final = 1_000_000
 """Parameters below which a second CPU thread, or starting vLLM, costs more than it saves."""
 LAYER_CALLS: Final = 1_200
-"""Small calls that a layer takes in a forward pass, whatever its size: what PyTorch and Python cost beside arithmetic."""
+"""Small calls that a layer takes in a forward pass of any size: what PyTorch and Python cost beside arithmetic."""
 MODEL_CALLS: Final = 2_000
 """Likewise, a whole model beside its layers."""
-ANSWER_CALLS: Final = 400
+ANSWER_CALLS: Final = 1_500
 """Likewise, to sample, score and store a completion."""
 _NO_DEFAULT_END: Final = ("PreTrainedTokenizerFast", "TokenizersBackend", "")
 """Tokenizer classes without a default end-of-text token: the files must name one."""

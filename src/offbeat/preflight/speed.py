@@ -1,4 +1,4 @@
-"""This CPU's speed: what it can do, measured once per machine, and the part of it that is free now."""
+"""This CPU's speed: the best that was ever measured on this machine, and the part of it that is free now."""
 
 import json
 import os
@@ -33,11 +33,11 @@ class Speed:
     """Share of the processor that this process gets now."""
 
 
-def speed_now() -> Speed:
-    """Return the machine's speed, and how much of it is free."""
+def speed_now(seconds: float = SECONDS) -> Speed:
+    """Return the machine's speed, and how much of it is free in the next seconds."""
     tiny, fastest, calls = np.ones(8, np.float32), float("inf"), 0
     begun = last = time.perf_counter()
-    while last - begun < SECONDS:
+    while last - begun < seconds:
         for _ in range(CALLS):
             np.add(tiny, tiny)
         now = time.perf_counter()
@@ -46,15 +46,14 @@ def speed_now() -> Speed:
 
 
 def machine_speed() -> float:
-    """Return float32 operations a second: measured the first time, read from the cache afterwards."""
-    path, machine = cache_directory() / "cpu-speed.json", _processor()
+    """Return float32 operations a second: the most that was measured, now or before. A busy machine only takes away."""
+    path, machine, speed = cache_directory() / "cpu-speed.json", _processor(), measure_speed()
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["machine"] == machine and kept["flops"] > 0:
+        if kept["machine"] == machine and kept["flops"] >= speed:
             return float(kept["flops"])
     except (OSError, ValueError, KeyError, TypeError):  # never measured, or the file is damaged
         pass
-    speed = measure_speed()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"machine": machine, "flops": speed}), encoding="utf-8")
