@@ -90,8 +90,8 @@ def silence(short: bool) -> bool:
             longest = max(one.first, *(b - a for a, b in zip(one.moments, one.moments[1:], strict=False)), 0.0)
             found.append((what, longest, one.code))
             ending = one.seconds - (one.moments or (0.0,))[-1]
-            print(f"{what:18} silent {longest:5.2f} s  of {one.seconds:5.1f} s, {ending:.2f} s from its last line to its "
-                  f"end, code {one.code}", flush=True)  # fmt: skip
+            print(f"{what:18} silent {longest:5.2f} s of {one.seconds:5.1f} s, {ending:.2f} s after its last line, "
+                  f"code {one.code}", flush=True)  # fmt: skip
             if one.code:
                 print(one.output[-3000:])
     worst = max(found, key=lambda one: one[1])
@@ -165,8 +165,11 @@ def _ratio(what: str, settings: Mapping[str, Any], place: Path) -> float:
     ended = json.loads((out / "events.jsonl").read_text().splitlines()[-1])
     measured = sum(cast("dict[str, float]", ended["seconds"]).values())
     estimated = expected.seconds(before) * config.steps / free
-    print(f"{what:34} estimated {estimated:6.1f} s, measured {measured:6.1f} s; {before.products / 1e9:.0f} GFLOP/s, "
-          f"a call {1e6 * before.call:.2f} µs, {free:.2f} of the processor free", ended["seconds"], flush=True)  # fmt: skip
+    print(
+        f"{what:34} estimated {estimated:.1f} s, measured {measured:.1f} s; {before.products / 1e9:.0f} GFLOP/s, "
+        f"a call {1e6 * before.call:.2f} µs, {free:.2f} of the processor free; {ended['seconds']}",
+        flush=True,
+    )
     return estimated / measured
 
 
