@@ -159,7 +159,7 @@ class LiveView:
         if kind == EventKind.EVALUATED:
             return f"step {step}  pass@1 {self.pass_rate}"
         if kind == EventKind.ESTIMATED:
-            return str(event["memory"]).splitlines()[0]
+            return f"memory: {str(event['memory']).splitlines()[0]}"
         if kind in (EventKind.WORKER_JOINED, EventKind.WORKER_LEFT, EventKind.WORKER_READY):
             return f"step {step}  {kind}: {event['worker']}"
         if kind in TROUBLE or kind in (EventKind.ALARM, EventKind.RESUMED):

@@ -15,8 +15,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self, TextIO
 
-TICK: Final = 1.5
-"""Seconds between two dots, so that nobody waits 3 seconds without one, on a busy machine either."""
+TICK: Final = 1.0
+"""Seconds between two dots, so that nobody waits 2 seconds without one, on a busy machine either."""
 SOON: Final = 0.3
 """Seconds after which to show a block that is often quick."""
 FRAME: Final = 0.25
