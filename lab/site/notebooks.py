@@ -23,7 +23,7 @@ def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="offbeat-lab-") as place:
         for name in names:
             file = EXAMPLES / f"{name}.ipynb"
-            notebook = nbformat.read(file, as_version=4)
+            notebook = nbformat.reads(file.read_text(encoding="utf-8"), as_version=4)  # type: ignore[no-untyped-call]
             nbclient.NotebookClient(
                 notebook, timeout=3600, kernel_name="python3", resources={"metadata": {"path": place}}
             ).execute()
@@ -32,7 +32,7 @@ def main(names: list[str]) -> int:
                 if cell.cell_type == "code":
                     cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
             notebook.metadata.pop("language_info", None)
-            text = nbformat.writes(notebook)
+            text = nbformat.writes(notebook)  # type: ignore[no-untyped-call]
             if place in text or str(Path.home()) in text:
                 raise SystemExit(f"{name}: an output has a path of this machine; print relative paths")
             file.write_text(text + "\n", encoding="utf-8")

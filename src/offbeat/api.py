@@ -246,8 +246,9 @@ def tiny_model(directory: str | os.PathLike[str], *, progress: bool = True) -> P
     """
     path = Path(directory)
     if not (path / "config.json").exists():
-        with Working("making a tiny model: loading torch", quiet=not progress) as working, paused_collector():
-            from offbeat.run.quickstart import make_model
+        with Working("making a tiny model: loading torch", quiet=not progress) as working:
+            with paused_collector():
+                from offbeat.run.quickstart import make_model
 
             working.next("making a tiny model: pre-training")
             make_model(path, say=lambda line: None)

@@ -1,6 +1,7 @@
 """The plain lines of a run: no more than a reader can follow, and labels that say what happens."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -16,7 +17,7 @@ from offbeat.run.journal import Phase
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that the view reads."""
     time = [0.0]
-    monkeypatch.setattr(live.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: time[0]))
     return time
 
 

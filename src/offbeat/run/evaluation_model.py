@@ -166,7 +166,7 @@ class EvaluationSettings:
             f"{who}: {count} prompts × {samples + greedy} = {count * (samples + greedy)} answers of at most "
             f"{model.sampling.max_tokens} tokens"
         )
-        self.doing(lambda: f"{who} has answered {begun * 10 // count * 10} % of the prompts")
+        self.doing(lambda: f"{who} has answered {begun * 10 // max(count, 1) * 10} % of the prompts")
         return list(
             sample_attempts(
                 model, asked, self.slice_by or asked.task.slice_by, samples=samples, greedy=greedy, seed=self.seed,
