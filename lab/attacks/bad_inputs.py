@@ -61,7 +61,9 @@ max_lag = 2
 ADVICE = ("nothing was started", "continue with `offbeat resume", "Usage:", "Try '")
 """Lines beside the sentence: how many problems there are, how to continue, and the frame of typer's own errors."""
 
-PROGRESS = re.compile(r"[a-z ]+ \.+|\d+ distinct prompts.*")
+PROGRESS = re.compile(
+    r"[a-z0-9:% ]+ \.+|\d+ distinct prompts.*|the (policy|model).* answers of at most .*|evaluation before .*"
+)
 """What a command says while it works: "loading torch ..."."""
 
 

@@ -8,7 +8,11 @@ DARK: Final = "@media (prefers-color-scheme: dark) { svg { filter: invert(0.92) 
 
 
 def follow_color_scheme(file: Path) -> None:
-    """Add the rule to an SVG of matplotlib, unless it is there."""
-    text = file.read_text(encoding="utf-8")
+    """Add the rule to an SVG of matplotlib, unless it is there, and let the page show through its white areas.
+
+    A white area would become a grey box on a dark page.
+    """
+    text = file.read_text(encoding="utf-8").replace('style="fill: #ffffff', 'style="fill: none')
     if DARK not in text:
-        file.write_text(text.replace("</style>", f"\n{DARK}</style>", 1), encoding="utf-8")
+        text = text.replace("</style>", f"\n{DARK}</style>", 1)
+    file.write_text(text, encoding="utf-8")

@@ -99,7 +99,7 @@ class ExperienceMachine(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         """A worker dies while it generates its group."""
         group_id = data.draw(st.sampled_from([name for name, expected in self.generating.items() if expected]))
-        self.log.record([LedgerEvent(group_id, LedgerEventKind.LOST, by="supervisor")])
+        self.log.record([LedgerEvent(group_id, LedgerEventKind.UNFINISHED, by="supervisor")])
         self.generating[group_id] = False
 
     @rule(
@@ -295,7 +295,7 @@ class ExperienceMachine(RuleBasedStateMachine):
         ledger.check()
         expected = {name: self.fate(name) for name in self.groups}
         expected |= dict.fromkeys(self.refused, Fate.QUARANTINED)
-        expected |= {name: Fate.IN_FLIGHT if going else Fate.LOST for name, going in self.generating.items()}
+        expected |= {name: Fate.IN_FLIGHT if going else Fate.UNFINISHED for name, going in self.generating.items()}
         assert {name: entry.fate for name, entry in ledger.fates.items()} == expected
         assert (ledger.repeated, ledger.conflicts) == (self.repeated, self.conflicts)
         assert ledger.uses == len(self.trained)

@@ -20,7 +20,9 @@ from offbeat.drive import Callback, drive
 from offbeat.errors import ConfigError, HubError, RunError
 from offbeat.from_python import own_settings, placed, remove_task
 from offbeat.hub import find_model, hub_name
+from offbeat.imports import paused_collector
 from offbeat.reports.run import Run
+from offbeat.reports.working import TICK, Working
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.event_loop import outside_event_loop
 
@@ -101,22 +103,25 @@ def train(
             unique, `learning_rate=1e-6`. A lag that is known to lose needs `accept=True`.
     """
     directory = RunDirectory(Path(out) if out is not None else _default_directory(model if reward is None else None))
-    if reward is None and dataset is None:
-        config = checked(model, settings, to_run=True)
-        lock = directory.create(config)
-    else:
-        lock = directory.claim()
-        try:
-            own = own_settings(
-                directory, model, reward, dataset, eval_dataset=eval_dataset, reward_range=reward_range,
-                settings=settings,
-            )  # fmt: skip
-            config = checked(None, own, to_run=True)
-            directory.record(config)
-        except BaseException:
-            remove_task(directory)
-            lock.release()
-            raise
+    with Working("checking the configuration", quiet=not progress), paused_collector():  # to run, it loads torch
+        if reward is None and dataset is None:
+            config = checked(model, settings, to_run=True)
+            lock = directory.create(config)
+        else:
+            lock = directory.claim()
+            try:
+                own = own_settings(
+                    directory, model, reward, dataset, eval_dataset=eval_dataset, reward_range=reward_range,
+                    settings=settings,
+                )  # fmt: skip
+                config = checked(None, own, to_run=True)
+                directory.record(config)
+            except BaseException:
+                remove_task(directory)
+                lock.release()
+                raise
+    if progress:
+        print(config.plan)
     return _drive(config, directory, lock, progress, callbacks)
 
 
@@ -175,6 +180,7 @@ def evaluate(
     correct_at: float = 1.0,
     workers: int = 2,
     chat_template_kwargs: "Mapping[str, Json] | None" = None,
+    progress: bool = True,
 ) -> "list[EvaluationRow]":
     """Return pass@1, pass@k and maj@k with 95 % intervals, one row per slice of the task.
 
@@ -196,29 +202,23 @@ def evaluate(
         correct_at: A completion with at least this reward is correct.
         workers: Scoring processes.
         chat_template_kwargs: Values for variables of the chat template. Default: as in the run.
+        progress: Say how many answers are asked for, and how many prompts have theirs.
     """
-    from offbeat.run.evaluation_model import EvaluationSettings, evaluate_model, evaluate_run
+    with Working("loading torch", quiet=not progress) as working:
+        with paused_collector():
+            from offbeat.run.evaluation_model import EvaluationSettings, evaluate_model, evaluate_run
 
-    asked = EvaluationSettings(
-        prompts,
-        samples,
-        tuple(k),
-        temperature,
-        greedy,
-        before,
-        max_tokens,
-        seed,
-        slice_by,
-        correct_at,
-        workers,
-        chat_template_kwargs,
-    )
-    place = source.path if isinstance(source, Run) else Path(source)
-    if (directory := RunDirectory(place)).events.exists():
-        other = None if task is None else _task(task, options or {})
-        return outside_event_loop(lambda: evaluate_run(directory, other, asked))
-    chosen = _task(task, options or {})
-    return outside_event_loop(lambda: evaluate_model(str(place), chosen, asked))
+        working.next("loading the model")
+        asked = EvaluationSettings(
+            prompts, samples, tuple(k), temperature, greedy, before, max_tokens, seed, slice_by, correct_at, workers,
+            chat_template_kwargs, working.say, working.next,
+        )  # fmt: skip
+        place = source.path if isinstance(source, Run) else Path(source)
+        if (directory := RunDirectory(place)).events.exists():
+            other = None if task is None else _task(task, options or {})
+            return outside_event_loop(lambda: evaluate_run(directory, other, asked))
+        chosen = _task(task, options or {})
+        return outside_event_loop(lambda: evaluate_model(str(place), chosen, asked))
 
 
 def report(
@@ -236,21 +236,25 @@ def report(
         raise RunError("give at least one run: offbeat.report('runs/one')")
     paths = [run.path if isinstance(run, Run) else Path(run) for run in runs]
     to = Path(out) if out is not None else paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
-    write_report(paths, to, names)
+    with Working("writing the report", after=TICK):
+        write_report(paths, to, names)
     return to
 
 
-def tiny_model(directory: str | os.PathLike[str]) -> Path:
+def tiny_model(directory: str | os.PathLike[str], *, progress: bool = True) -> Path:
     """Make the model of the quickstart, unless `directory` has it already, and return its path.
 
     It has 0.1 M parameters and writes one-digit sums. Its most probable answer is wrong, four in ten sampled answers
     are right. Takes about ten seconds.
     """
-    from offbeat.run.quickstart import make_model
-
     path = Path(directory)
     if not (path / "config.json").exists():
-        make_model(path, say=lambda line: None)
+        with Working("making a tiny model: loading torch", quiet=not progress) as working:
+            with paused_collector():
+                from offbeat.run.quickstart import make_model
+
+            working.next("making a tiny model: pre-training")
+            make_model(path, say=lambda line: None)
     return path
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from offbeat.config import Config
 from offbeat.events import EventKind
 from offbeat.imports import paused_collector
+from offbeat.reports.working import Working
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.event_loop import event_loop_runs, outside_event_loop
 from offbeat.run.journal import FileJournal
@@ -24,6 +25,7 @@ from offbeat.types import Json
 
 if TYPE_CHECKING:
     from offbeat.experience.ledger import Ledger
+    from offbeat.run.journal import Phase
     from offbeat.run.loop import Loop
 
 AGAIN_SECONDS: Final = 0.05
@@ -48,6 +50,8 @@ def drive(
     config: Config, directory: RunDirectory, lock: RunLock, *, progress: bool = True, callbacks: Sequence[Callback] = ()
 ) -> DriveResult:
     """Run to the end, or until it is stopped. Then the lock of the directory is released."""
+    if progress and config.evaluation_plan:
+        print(config.evaluation_plan)
     with lock:
         return _drive(config, directory, lock, progress, callbacks)
 
@@ -55,14 +59,18 @@ def drive(
 def _drive(
     config: Config, directory: RunDirectory, lock: RunLock, progress: bool, callbacks: Sequence[Callback]
 ) -> DriveResult:
-    with paused_collector():
-        from rich.console import Console
-        from transformers.utils.logging import disable_progress_bar
+    with Working("loading torch", quiet=not progress) as working, paused_collector():
+        import torch  # noqa: F401  # each takes seconds
 
+        working.next("loading transformers")
+        from rich.console import Console
+
+        from offbeat.imports import without_progress_bars
         from offbeat.preflight.checks import lag_findings
         from offbeat.preflight.gpu.once import require_checked_gpu
         from offbeat.reports.live import LiveView
 
+        working.next("loading offbeat")
         if config.run.place == "ray":
             from offbeat.run.ray.entry import train
         else:
@@ -71,9 +79,13 @@ def _drive(
     require_checked_gpu(lambda line: print(line, file=sys.stderr))
     config.model.directory()  # a download shows its progress before the view starts
     findings = [] if directory.events.exists() else lag_findings(config)
-    disable_progress_bar()  # the view has its own
     stopper = Stopper()
-    with LiveView(config, Console(quiet=not progress)) as view, stopper.on_interrupt(), _fitting_threads(config):
+    with (
+        without_progress_bars(),  # the view has its own
+        LiveView(config, Console(quiet=not progress), stopper.phase) as view,
+        stopper.on_interrupt(),
+        _fitting_threads(config),
+    ):
 
         def watching(event: Mapping[str, Json]) -> None:
             view(event)
@@ -99,6 +111,10 @@ class Stopper:
     loops: "list[Loop]" = field(default_factory=list)
     """On Ray, a run that lost a rank continues with a new loop."""
     why: str = ""
+
+    def phase(self) -> "Phase | None":
+        """Return what the loop is doing; None before it begins."""
+        return self.loops[-1].stopwatch.current if self.loops else None
 
     def started(self, loop: "Loop") -> None:
         """Take the loop of a run that starts."""

@@ -30,7 +30,8 @@ def own_settings(
     """Write the task into the run directory, and return settings for a configuration that uses it.
 
     Without vLLM, and for a tiny model, transformers generates, so a first run needs only what training needs. It is
-    evaluated on held-out rows before, after and up to three times between, unless `evaluation.every` says otherwise.
+    evaluated on held-out rows before, after and up to three times between, unless `evaluation.every` says otherwise,
+    with at most a quarter of the answers that it trains on.
     """
     if reward is None or dataset is None:
         missing = "reward" if reward is None else "dataset"
@@ -51,7 +52,18 @@ def own_settings(
         steps = int(found.get("steps", Config().steps))
         parts = next(parts for parts in (4, 3, 2, 1) if steps % parts == 0)  # so that the last step is evaluated
         found["evaluation"] = {**found.get("evaluation", {}), "every": max(1, steps // parts)}
+        if "prompts" not in found["evaluation"]:
+            found["evaluation"]["prompts"] = _fitting(found, steps, parts + 1)
     return found
+
+
+def _fitting(settings: Mapping[str, Any], steps: int, evaluations: int) -> int:
+    """Return how many prompts to ask in each evaluation of a run: fewer in a short run, but at least 8."""
+    default = Config()
+    trained = steps * int(settings.get("prompts_per_step", default.prompts_per_step))
+    trained *= int(settings.get("group_size", default.group_size))
+    samples = int(settings["evaluation"].get("samples", default.evaluation.samples))
+    return min(default.evaluation.prompts, max(8, trained // (4 * evaluations * samples)))
 
 
 def remove_task(directory: RunDirectory) -> None:

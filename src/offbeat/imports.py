@@ -197,6 +197,20 @@ def temporary_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Turn off the progress bars of transformers for a block: they would break what offbeat shows."""
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bar()
+
+
+@contextmanager
 def paused_collector() -> Iterator[None]:
     """Pause the garbage collector for the length of a block.
 

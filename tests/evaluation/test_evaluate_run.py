@@ -42,6 +42,8 @@ def test_the_command_says_what_was_asked_and_shows_before_and_after(trained: Pat
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["eval", str(trained / "run"), "--samples", "2"])
     assert result.exit_code == 0, result.output
     assert "5 distinct held-out prompts" in result.output
+    for who in ("the policy", "the model before training"):
+        assert f"{who}: 5 prompts × 17 = 85 answers of at most" in result.output, "announced before it is asked"
     assert all(word in result.output for word in ("before", "after", "difference", "greedy pass@1"))
 
 

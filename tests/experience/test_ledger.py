@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lab.fixtures.groups import make_group
 from offbeat.errors import ConservationError
-from offbeat.experience.ledger import Fate, LedgerEvent, LedgerEventKind, settle
+from offbeat.experience.ledger import Fate, LedgerEvent, LedgerEventKind, event_kind, settle
 from offbeat.experience.log import ExperienceLog
 
 Kind = LedgerEventKind
@@ -23,7 +23,7 @@ def fates(
 def test_each_fate_against_hand_computed_values() -> None:
     events = [
         *(LedgerEvent(name, Kind.STARTED) for name in "abcdefgh"),
-        LedgerEvent("b", Kind.LOST, cause="worker 3 is gone"),
+        LedgerEvent("b", Kind.UNFINISHED, cause="given back"),
         LedgerEvent("c", Kind.TRAINED, step=1),
         LedgerEvent("c", Kind.TRAINED, step=4),
         LedgerEvent("d", Kind.EXPIRED, step=9, cause="lag"),
@@ -34,7 +34,7 @@ def test_each_fate_against_hand_computed_values() -> None:
     ledger = settle(list("cdefgh"), events, [("x", "reward")])
     assert {name: entry.fate.value for name, entry in ledger.fates.items()} == {
         "a": "in flight",
-        "b": "lost",
+        "b": "unfinished",
         "c": "trained",
         "d": "expired",
         "e": "zero-variance",
@@ -45,16 +45,23 @@ def test_each_fate_against_hand_computed_values() -> None:
     }
     assert ledger.fates["c"].steps == (1, 4)
     assert ledger.uses == 2
-    assert (ledger.fates["b"].cause, ledger.fates["x"].cause) == ("worker 3 is gone", "reward")
+    assert (ledger.fates["b"].cause, ledger.fates["x"].cause) == ("given back", "reward")
     ledger.check()
-    assert str(ledger).startswith("9 generated = 1 trained + 1 waiting + 6 dropped (")
+    assert str(ledger).startswith("9 generated = 1 trained + 1 waiting + 5 dropped (")
 
 
-def test_a_lost_group_that_is_started_again_is_in_flight() -> None:
-    assert fates([], [LedgerEvent("a", Kind.STARTED), LedgerEvent("a", Kind.LOST), LedgerEvent("a", Kind.STARTED)]) == {
-        "a": Fate.IN_FLIGHT
-    }
-    assert fates(["a"], [LedgerEvent("a", Kind.STARTED), LedgerEvent("a", Kind.LOST)]) == {"a": Fate.WAITING}
+def test_an_unfinished_group_that_is_started_again_is_in_flight() -> None:
+    assert fates(
+        [], [LedgerEvent("a", Kind.STARTED), LedgerEvent("a", Kind.UNFINISHED), LedgerEvent("a", Kind.STARTED)]
+    ) == {"a": Fate.IN_FLIGHT}
+    assert fates(["a"], [LedgerEvent("a", Kind.STARTED), LedgerEvent("a", Kind.UNFINISHED)]) == {"a": Fate.WAITING}
+
+
+def test_unfinished_groups_are_not_dropped_and_are_read_as_earlier_versions_recorded_them() -> None:
+    ledger = settle([], [LedgerEvent("a", Kind.STARTED), LedgerEvent("a", event_kind("lost"))])
+    assert ledger.dropped == {}
+    assert str(ledger) == "1 generated = 0 trained + 0 waiting + 0 dropped (none) + 0 in flight + 1 unfinished"
+    ledger.check()
 
 
 def test_a_group_that_is_fixed_after_quarantine_counts_as_appended() -> None:
@@ -133,7 +140,7 @@ def test_every_group_has_exactly_one_fate(
     ledger = settle(stored, events, refused)
     assert sum(ledger.counts.values()) == ledger.generated
     assert stored <= set(ledger.fates)
-    assert all(ledger.fates[name].fate not in (Fate.IN_FLIGHT, Fate.LOST) for name in stored)
+    assert all(ledger.fates[name].fate not in (Fate.IN_FLIGHT, Fate.UNFINISHED) for name in stored)
     named = {event.group_id for event in events if event.event is Kind.QUARANTINED}
     assert {name for name in stored if ledger.fates[name].fate is Fate.QUARANTINED} <= named
 

@@ -8,6 +8,7 @@ from lab.fixtures.tiny_model import save_llama
 from offbeat.config import parse
 from offbeat.placement import hardware
 from offbeat.preflight.forecast import ModelFiles, forecast
+from offbeat.preflight.speed import Speed
 from offbeat.run.build_trainer import make_trainer
 from offbeat.trainer.estimate import StepShape, estimate_memory
 from offbeat.trainer.fsdp import Ranks
@@ -102,4 +103,4 @@ def test_a_step_grows_with_updates_and_recomputation_and_offline_generates_nothi
     )
     assert four.training == 4 * one.training and recomputed.training == pytest.approx(one.training * 8 / 6)
     assert looking.training == pytest.approx(one.training * 8 / 6), "a gate over the whole batch has a pass of its own"
-    assert none.generating == 0 < one.generating and one.seconds(1e9) == (one.training + one.generating) / 1e9
+    assert none.generating == 0 < one.generating and one.seconds(Speed(1e9)) == (one.training + one.generating) / 1e9

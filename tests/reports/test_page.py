@@ -191,8 +191,13 @@ def test_the_same_prompt_is_shown_before_and_after(tmp_path: Path) -> None:
     found = page(make_run(tmp_path / "one", prompts=4), out=tmp_path / "report.html").text
     assert "4 prompts were answered early and late: mean reward 0.375, then" in found
     assert "Largest rise" in found and "Median change" in found
-    alone = page(make_run(tmp_path / "two"), out=tmp_path / "report.html").text
+    alone = page(make_run(tmp_path / "two", steps=1), out=tmp_path / "report.html").text
     assert "No prompt was answered both early and late" in alone
+
+
+def test_prompts_of_one_text_under_many_ids_are_paired_too(tmp_path: Path) -> None:
+    found = page(make_run(tmp_path / "one"), out=tmp_path / "report.html").text
+    assert "1 prompt was answered early and late: mean reward" in found
 
 
 def test_every_curve_has_its_values_for_the_pointer(tmp_path: Path) -> None:

@@ -57,6 +57,21 @@ def test_a_line_of_output_does_not_join_the_dots(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "step 1\n"
 
 
+def test_a_label_that_changes_begins_a_line_of_its_own() -> None:
+    out, labels = io.StringIO(), iter(["loading", "loading", *["training"] * 1000])
+    with Working(lambda: next(labels), file=out):
+        until(lambda: out.getvalue().startswith("loading ..\ntraining .."))
+
+
+def test_a_quiet_one_shows_nothing_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    with Working("loading", file=out, quiet=True) as phase:
+        phase.next("training")
+        phase.say("step 1")
+        time.sleep(0.15)
+    assert out.getvalue() == capsys.readouterr().out == ""
+
+
 def test_a_terminal_gets_a_spinner_that_erases_itself() -> None:
     out = FakeTerminal()
     with Working("loading torch", file=out):

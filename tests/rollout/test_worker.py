@@ -147,7 +147,7 @@ def test_stopping_gives_prompts_back_and_the_ledger_balances(log: ExperienceLog)
     assert {lease.group_id for lease in setup.leases.take(4, 0.0, "next", 0)} == {"r-0", "r-1", "r-2", "r-3"}
     ledger = log.ledger()
     ledger.check()
-    assert ledger.counts == {Fate.LOST: 4}
+    assert ledger.counts == {Fate.UNFINISHED: 4}
 
 
 def test_a_newer_version_is_loaded_and_recorded_in_groups(log: ExperienceLog) -> None:

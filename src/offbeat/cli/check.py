@@ -11,6 +11,7 @@ from offbeat.reports.working import SOON, Working
 
 if TYPE_CHECKING:
     from offbeat.config import Config
+    from offbeat.preflight.forecast import Lengths
 
 Settings = Annotated[
     list[str] | None,
@@ -80,6 +81,7 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
         *(f"measured here: {one}" for one in preset.measured),
         *(f"warning: {finding.text}" for finding in lag_findings(config)),
         _amount(config),
+        *([config.evaluation_plan] if config.evaluation_plan else []),
         *_model(config),
         *_rounding(config),
         *_adapter(config),
@@ -92,20 +94,34 @@ def _estimates(config: "Config") -> list[str]:
     from offbeat.errors import ModelUnreadable
     from offbeat.preflight.checks import model_files
     from offbeat.preflight.forecast import forecast
-    from offbeat.preflight.speed import machine_speed
+    from offbeat.preflight.lengths import data_lengths
+    from offbeat.preflight.speed import speed_now
 
     try:
-        expected = forecast(config, model_files(config))
+        files = model_files(config)
+        lengths = data_lengths(config, files)
+        expected = forecast(config, files, lengths)
     except ModelUnreadable as error:
         return [f"no estimate of memory and time: {error}; the run measures before its first step"]
-    speed = machine_speed()
+    speed = speed_now()
     seconds = expected.seconds(speed)
+    total = seconds * config.steps
+    busy = f" ({_duration(total / speed.free)} if others stay as busy as now)" if speed.free < 0.8 else ""
     return [
         "estimates from the model files; the run measures before its first step:",
         *(f"  {line}" for line in str(expected).splitlines()),
-        f"  at this CPU's {speed / 1e9:.0f} GFLOP/s, counting only arithmetic: at most {_duration(seconds)} a step, "
-        f"{_duration(seconds * config.steps)} in total; a GPU takes a small part of that",
+        f"  at this CPU's {speed.products / 1e9:.0f} GFLOP/s: about {_duration(seconds)} a step, "
+        f"{_duration(total)} in total{busy}; a GPU takes a small part of that",
+        f"  {_described(config, lengths)}",
     ]
+
+
+def _described(config: "Config", lengths: "Lengths | None") -> str:
+    """Say which lengths an estimate of time is for."""
+    if config.run.mode == "offline" and lengths is not None:
+        return f"for rows of {lengths.completion:.0f} tokens, the mean of the log"
+    prompt = f"prompts of {lengths.prompt:.0f} tokens, the mean of the data" if lengths else "the longest prompts"
+    return f"for {prompt}, and completions of {config.sampling.max_tokens} tokens, the longest: shorter ones take less"
 
 
 def _model(config: "Config") -> list[str]:

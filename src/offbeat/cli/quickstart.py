@@ -55,11 +55,8 @@ def _make_model(directory: Path) -> None:
 
     with Working("   loading torch") as working:
         with paused_collector():
-            from transformers.utils.logging import disable_progress_bar
-
             from offbeat.run.quickstart import make_model
 
-        disable_progress_bar()  # it only flickers for a model this small
         working.next("   pre-training")
         make_model(directory, say=lambda line: working.say(f"   {line}"))
 

@@ -7,7 +7,6 @@ import typer
 
 from offbeat.cli.check import Accept, Settings, checked
 from offbeat.cli.terminal import plain_errors, stopped_by_ctrl_c
-from offbeat.reports.working import Working
 
 if TYPE_CHECKING:
     from offbeat.config import Config
@@ -62,10 +61,7 @@ def resume(
 def drive(config: "Config", directory: "RunDirectory", lock: "RunLock") -> None:
     """Run to the end with the live view, then print the ledger and where the run is."""
     from offbeat.drive import drive
-    from offbeat.imports import paused_collector
 
-    with Working("loading torch"), paused_collector():
-        import offbeat.run.local  # noqa: F401  # seconds, before the live view starts
     with plain_errors(_proceed(directory)):
         done = drive(config, directory, lock)
     typer.echo(str(done.ledger))

@@ -148,6 +148,23 @@ class Config(Section):
         return "; ".join([batch, *self._past, f"sync {self._cadence}: {self._lags}"])
 
     @property
+    def evaluation_plan(self) -> str:
+        """How often the run evaluates and what that costs, in words; empty if it never does."""
+        one = self.evaluation
+        if not one.every:
+            return ""
+        return (
+            f"evaluation before training and every {one.every} steps: {one.times(self.steps)} × {one.answers} answers, "
+            f"{self.evaluation_share:.2g} for each that is trained on"
+        )
+
+    @property
+    def evaluation_share(self) -> float:
+        """Answers that are evaluated for each answer that is trained on."""
+        trained = self.steps * self.prompts_per_step * self.group_size
+        return self.evaluation.times(self.steps) * self.evaluation.answers / trained
+
+    @property
     def _past(self) -> list[str]:
         if self.sampler.mode != "replay":
             return []

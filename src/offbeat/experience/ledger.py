@@ -1,6 +1,6 @@
 """The ledger: the fate of every group, computed from the log alone.
 
-    generated = trained + waiting + dropped (by cause) + in flight
+    generated = trained + waiting + dropped (by cause) + in flight + unfinished
 
 Generated counts every group that was ever started, appended or refused. Events are only added. A trainer that resumes
 from step k records `rewound`, which cancels what it recorded for later steps: those steps did not happen.
@@ -20,8 +20,9 @@ class LedgerEventKind(StrEnum):
 
     STARTED = "started"
     """Generation has started. The group is in flight until it is appended."""
-    LOST = "lost"
-    """The worker that generated it is gone. Starting the same id again cancels this."""
+    UNFINISHED = "unfinished"
+    """Its worker gave it back before it was whole, for example because the run has ended. Starting the same id again
+    cancels this. Earlier versions recorded it as `lost`."""
     TRAINED = "trained"
     EXPIRED = "expired"
     """Its lag exceeded the limit (cause `lag`), or its feedback did not arrive in time (cause `feedback`)."""
@@ -33,6 +34,10 @@ class LedgerEventKind(StrEnum):
     """The trainer refused it, for the given cause. A group that validation refuses never enters the log."""
     REWOUND = "rewound"
     """The consumer `by` resumed at `step`. Has no group."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "LedgerEventKind | None":
+        return cls.UNFINISHED if value == "lost" else None
 
 
 def event_kind(name: str) -> LedgerEventKind:
@@ -56,11 +61,11 @@ class Fate(StrEnum):
     TOO_SMALL = "too-small"
     SUPERSEDED = "superseded"
     QUARANTINED = "quarantined"
-    LOST = "lost"
+    UNFINISHED = "unfinished"
 
 
-DROPS: Final = (Fate.EXPIRED, Fate.ZERO_VARIANCE, Fate.TOO_SMALL, Fate.SUPERSEDED, Fate.QUARANTINED, Fate.LOST)
-_DROP_EVENTS: Final = {LedgerEventKind(fate.value): fate for fate in DROPS if fate is not Fate.LOST}
+DROPS: Final = (Fate.EXPIRED, Fate.ZERO_VARIANCE, Fate.TOO_SMALL, Fate.SUPERSEDED, Fate.QUARANTINED)
+_DROP_EVENTS: Final = {LedgerEventKind(fate.value): fate for fate in DROPS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,7 @@ class Ledger:
                 f"{len(self.unaccounted)} groups have a fate but were never appended ({some} …): was the log replaced "
                 f"or cut after they were trained on?"
             )
-        total = self.counts[Fate.TRAINED] + self.counts[Fate.WAITING] + self.counts[Fate.IN_FLIGHT]
+        total = sum(self.counts[one] for one in (Fate.TRAINED, Fate.WAITING, Fate.IN_FLIGHT, Fate.UNFINISHED))
         if total + sum(self.dropped.values()) != self.generated:
             raise ConservationError(f"{self.generated} generated, but the fates add up to {total} + {self.dropped}")
         for trainer, count in self.updates.items():
@@ -184,7 +189,7 @@ class Ledger:
         return (
             f"{self.generated} generated = {self.counts[Fate.TRAINED]} trained + {self.counts[Fate.WAITING]} waiting + "
             f"{drops} dropped ({causes}) + {self.counts[Fate.IN_FLIGHT]} in flight"
-        )
+        ) + (f" + {unfinished} unfinished" if (unfinished := self.counts[Fate.UNFINISHED]) else "")
 
 
 def settle(
@@ -206,8 +211,8 @@ def settle(
     for event in valid:
         if event.event is LedgerEventKind.STARTED:
             fates[event.group_id] = GroupFate(Fate.IN_FLIGHT)
-        elif event.event is LedgerEventKind.LOST:
-            fates[event.group_id] = GroupFate(Fate.LOST, cause=event.cause)
+        elif event.event is LedgerEventKind.UNFINISHED:
+            fates[event.group_id] = GroupFate(Fate.UNFINISHED, cause=event.cause)
     fates |= {group_id: GroupFate(Fate.QUARANTINED, cause=reason) for group_id, reason in refused}
     stored_ids = set(stored)
     fates |= dict.fromkeys(stored_ids, GroupFate(Fate.WAITING))

@@ -100,6 +100,13 @@ class LogReader:
             )
         return self._groups(rows, now)
 
+    def prompt_numbers(self, ordinals: Sequence[int]) -> Ints:
+        """Return a number for each group: equal for groups whose prompts have the same tokens, whatever their ids."""
+        rows = self.catalog.rows_at(np.asarray(ordinals, np.int64))
+        texts = self.tables.groups.take(rows, ["prompt_token_ids"])["prompt_token_ids"].to_pylist()
+        numbers: dict[tuple[int, ...], int] = {}
+        return np.array([numbers.setdefault(tuple(one), len(numbers)) for one in texts], np.int64)
+
     def size(self, snapshot: Snapshot | None = None) -> int:
         """Return the number of groups, without repeated rows."""
         now = self._catch_up(snapshot)
@@ -254,8 +261,8 @@ class LogReader:
         stored = self.tables.groups.scan(0, now.groups, ["group_id"])["group_id"].to_numpy()[rows]
         columns = ["group_id", "event", "step", "cause", "by", "drift", "ess", "updates", "run"]
         recorded = self.tables.events.scan(0, now.events, columns)
-        # That a stored group was started or lost says nothing more, and most events of a long run are of that kind.
-        early = pc.is_in(recorded["event"], pa.array([LedgerEventKind.STARTED, LedgerEventKind.LOST]))
+        # That a stored group was started or unfinished says nothing more, and most events of a long run say that.
+        early = pc.is_in(recorded["event"], pa.array([LedgerEventKind.STARTED, LedgerEventKind.UNFINISHED, "lost"]))
         of_stored = pc.is_in(recorded["group_id"], pa.array(stored, pa.string()))
         recorded = recorded.filter(pc.invert(pc.and_(early, of_stored)))
         events: Iterable[LedgerEvent] = (

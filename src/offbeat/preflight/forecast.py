@@ -4,6 +4,7 @@ The estimate answers "does it fit at all". It assumes a decoder like Llama and c
 run itself measures before its first step (`trainer/estimate.py`).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,10 +17,17 @@ from offbeat.hub import count_elements, model_problems, read_object
 from offbeat.placement.hardware import GIB, cpu_products
 from offbeat.placement.memory import BYTES, engine_memory, rank_memory, trained_parameters
 from offbeat.placement.shape import ModelShape
+from offbeat.preflight.speed import Speed
 from offbeat.types import Json
 
 TINY: Final = 1_000_000
 """Parameters below which a second CPU thread, or starting vLLM, costs more than it saves."""
+LAYER_CALLS: Final = 1_200
+"""Small calls that a layer takes in a forward pass of any size: what PyTorch and Python cost beside arithmetic."""
+MODEL_CALLS: Final = 2_000
+"""Likewise, a whole model beside its layers."""
+ANSWER_CALLS: Final = 1_500
+"""Likewise, to sample, score and store a completion."""
 _NO_DEFAULT_END: Final = ("PreTrainedTokenizerFast", "TokenizersBackend", "")
 """Tokenizer classes without a default end-of-text token: the files must name one."""
 
@@ -90,8 +98,16 @@ class ModelFiles:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """Mean tokens of a prompt and of a completion."""
+
+    prompt: float
+    completion: float
+
+
+@dataclass(frozen=True)
 class Forecast:
-    """The memory and arithmetic that a run needs.
+    """The memory and work that a run needs.
 
     >>> trainer, copies = {"AdamW": 1 << 30, "gradients": 1 << 29}, {"checkpoint": 1 << 30}
     >>> print(Forecast(135_000_000, trainer, copies, 3 << 28, 9e11, 2e11))
@@ -99,7 +115,7 @@ class Forecast:
     trainer: 1.5 GiB (AdamW 1.0 GiB, gradients 512 MiB)
     copies in host memory: 1.0 GiB (checkpoint 1.0 GiB)
     each engine: 768 MiB
-    a step: at most 9e+11 operations to train and 2e+11 to generate
+    a step: about 9e+11 operations to train and 2e+11 to generate
     """
 
     parameters: int
@@ -113,10 +129,15 @@ class Forecast:
     """Operations of one step, at most."""
     generating: float
     """Operations of one step, at most."""
+    calls: float = 0.0
+    """Small calls of one step, at most, to generate and to train."""
+    evaluated: float = 0.0
+    """Answers that are evaluated for each answer that is trained on."""
 
-    def seconds(self, speed: float) -> float:
-        """Return the seconds of one lockstep step at `speed` operations a second."""
-        return (self.training + self.generating) / speed
+    def seconds(self, speed: Speed) -> float:
+        """Return the seconds of one lockstep step, with its share of evaluations."""
+        evaluating = self.evaluated * self.generating
+        return (self.training + self.generating + evaluating) / speed.products + self.calls * speed.call
 
     def __str__(self) -> str:
         return "\n".join(
@@ -125,15 +146,16 @@ class Forecast:
                 f"trainer: {_format_terms(self.trainer)}",
                 f"copies in host memory: {_format_terms(self.copies)}",
                 f"each engine: {_format_bytes(self.engine)}",
-                f"a step: at most {self.training:.0e} operations to train and {self.generating:.0e} to generate",
+                f"a step: about {self.training:.0e} operations to train and {self.generating:.0e} to generate",
             ]
         )
 
 
-def forecast(config: Config, files: ModelFiles) -> Forecast:
+def forecast(config: Config, files: ModelFiles, lengths: Lengths | None = None) -> Forecast:
     """Estimate a run from a configuration and a model that passed `preflight`.
 
-    Raises `ModelUnreadable` if config.json lacks the sizes of a decoder like Llama.
+    Memory is that of the longest rows; work is that of `lengths`, by default the longest too. Raises
+    `ModelUnreadable` if config.json lacks the sizes of a decoder like Llama.
     """
     shape, count = ModelShape.from_config(files.config), files.parameters
     completion = min(config.sampling.max_tokens, shape.context - 1)
@@ -145,7 +167,9 @@ def forecast(config: Config, files: ModelFiles) -> Forecast:
         served = copies * wider * engine.weights + config.engine.kv_cache_gib * GIB
     else:  # it merges an adapter into a copy of the base
         served = (2 if adapted else 1) * engine.weights + engine.per_sequence * engine.sequences
-    tokens = config.prompts_per_step * (config.group_size * completion + prompt)
+    lengths = lengths or Lengths(prompt, completion)
+    answers = config.prompts_per_step * config.group_size
+    tokens = config.prompts_per_step * lengths.prompt + answers * lengths.completion
     passes = 4 if adapted else 6  # frozen weights get no gradient
     passes += 2 if config.trainer.checkpoint_activations else 0
     passes += 2 if config.objective.resolve().needs_first_look else 0
@@ -157,7 +181,21 @@ def forecast(config: Config, files: ModelFiles) -> Forecast:
         served,
         float(passes) * count * tokens * config.updates_per_batch,
         0.0 if config.run.mode == "offline" else 2.0 * count * tokens,
+        _calls(config, shape.layers, lengths, passes),
+        config.evaluation_share,
     )
+
+
+def _calls(config: Config, layers: int, lengths: Lengths, passes: int) -> float:
+    """Return the small calls of a step: those of every micro-batch, of every token that an engine adds, of answers."""
+    each, answers = MODEL_CALLS + layers * LAYER_CALLS, config.prompts_per_step * config.group_size
+    tokens = config.prompts_per_step * lengths.prompt + answers * lengths.completion
+    training = config.updates_per_batch * math.ceil(tokens / config.trainer.token_budget) * passes / 2 * each
+    if config.run.mode == "offline":
+        return training + answers * ANSWER_CALLS
+    rounds = math.ceil(config.fresh / (config.workers.groups_at_once * config.workers.count))
+    generating = rounds * lengths.completion * each + answers * ANSWER_CALLS
+    return training + (1 + config.evaluation_share) * generating
 
 
 def _copies(config: Config, published: int, trainer: Mapping[str, int]) -> dict[str, int]:

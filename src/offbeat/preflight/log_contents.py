@@ -23,7 +23,7 @@ class LogContents:
     @classmethod
     def of(cls, config: Config) -> "LogContents":
         """Read the log of a run; without one, there are no groups. Raises `LogError` if it cannot be read."""
-        if not config.run.experience or missing_modules(["lance"]) or not _exists(config.run.experience):
+        if not config.run.experience or missing_modules(["lance"]) or not log_exists(config.run.experience):
             return cls()
         from offbeat.experience.schema import Tables
 
@@ -40,7 +40,7 @@ def check_log(config: Config, parameters: float) -> list[str]:
     uri = config.run.experience
     if not uri or missing_modules(["lance"]):
         return []
-    if not _exists(uri):
+    if not log_exists(uri):
         if config.run.mode != "offline":
             return []  # a run that generates creates it
         return [
@@ -85,7 +85,7 @@ def offline_length(config: Config) -> str:
     With `sampler.epochs` left out, the log is never used up.
     """
     uri, batch, epochs = config.run.experience, config.prompts_per_step, config.sampler.epochs
-    if config.run.mode != "offline" or missing_modules(["lance"]) or not _exists(uri):
+    if config.run.mode != "offline" or missing_modules(["lance"]) or not log_exists(uri):
         return ""
     from offbeat.experience.reader import LogReader
 
@@ -105,7 +105,8 @@ def offline_length(config: Config) -> str:
     return f"{uri}: {sum_}{asked}{later}"
 
 
-def _exists(uri: str) -> bool:
+def log_exists(uri: str) -> bool:
+    """Return True if there is an experience log at `uri`."""
     from offbeat.experience.lance_table import exists
 
     return exists(f"{uri.rstrip('/')}/groups.lance")

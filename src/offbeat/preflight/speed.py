@@ -1,9 +1,10 @@
-"""This CPU's speed, measured once per machine, so that two configurations are compared by the same number."""
+"""This CPU's speed: the best that was ever measured on this machine, and the part of it that is free now."""
 
 import json
 import os
 import platform
 import time
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,18 +14,46 @@ from offbeat.preflight.cache import cache_directory
 
 SIZE: Final = 768
 PRODUCTS: Final = 12
+CALLS: Final = 500
+
+
+SECONDS: Final = 0.5
+"""How long the speed of this moment is measured."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a processor computes if nothing else runs on it."""
+
+    products: float
+    """Floating-point operations a second in products of matrices."""
+    call: float = 0.0
+    """Seconds of a call of NumPy with a tiny array: the unit of what does not depend on the size of a model."""
+    free: float = 1.0
+    """Share of the processor that this process gets now."""
+
+
+def speed_now(seconds: float = SECONDS) -> Speed:
+    """Return the machine's speed, and how much of it is free in the next seconds."""
+    tiny, fastest, calls = np.ones(8, np.float32), float("inf"), 0
+    begun = last = time.perf_counter()
+    while last - begun < seconds:
+        for _ in range(CALLS):
+            np.add(tiny, tiny)
+        now = time.perf_counter()
+        fastest, last, calls = min(fastest, (now - last) / CALLS), now, calls + CALLS
+    return Speed(machine_speed(), fastest, fastest * calls / (last - begun))
 
 
 def machine_speed() -> float:
-    """Return float32 operations a second: measured the first time, read from the cache afterwards."""
-    path, machine = cache_directory() / "cpu-speed.json", _processor()
+    """Return float32 operations a second: the most that was measured, now or before. A busy machine only takes away."""
+    path, machine, speed = cache_directory() / "cpu-speed.json", _processor(), measure_speed()
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["machine"] == machine and kept["flops"] > 0:
+        if kept["machine"] == machine and kept["flops"] >= speed:
             return float(kept["flops"])
     except (OSError, ValueError, KeyError, TypeError):  # never measured, or the file is damaged
         pass
-    speed = measure_speed()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"machine": machine, "flops": speed}), encoding="utf-8")

@@ -1,7 +1,8 @@
 """The same prompt, answered early and late in a run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from offbeat.experience.index import NO_VERSION, Columns
 from offbeat.reports.groups import GroupView, RunGroups
 from offbeat.reports.intervals import interval
 from offbeat.reports.words import count, signed
+
+READ: Final = 2_000
+"""Groups at the beginning of a run, and as many at its end, whose prompts are read if no example was asked twice."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def pair_prompts(columns: Columns) -> list[PromptPair]:
 
 def before_and_after(groups: RunGroups) -> BeforeAfter:
     """Compare the prompts of a run that were answered in both halves, and show the extremes and the middle."""
-    pairs = sorted(pair_prompts(groups.columns), key=lambda pair: pair.change)
+    pairs = sorted(pair_prompts(groups.columns) or _pair_texts(groups), key=lambda pair: pair.change)
     if not pairs:
         return BeforeAfter("No prompt was answered both early and late in this run.", [])
     chosen = {pairs[-1]: "largest rise", pairs[0]: "largest fall" if pairs[0].change < 0 else "smallest rise"}
@@ -85,6 +89,13 @@ def before_and_after(groups: RunGroups) -> BeforeAfter:
         early, late = groups.load([pair.early, pair.late])
         changes.append(PromptChange(why, early, late, pair))
     return BeforeAfter(summarize(pairs), changes)
+
+
+def _pair_texts(groups: RunGroups) -> list[PromptPair]:
+    """Pair by the text of the prompts: generated tasks ask the same sum under many ids."""
+    places = sorted({*range(len(groups))[:READ], *range(len(groups))[-READ:]})
+    shown = replace(groups.columns.take(places), prompt=groups.prompt_numbers(places).astype(np.uint64))
+    return [replace(one, early=places[one.early], late=places[one.late]) for one in pair_prompts(shown)]
 
 
 def summarize(pairs: Sequence[PromptPair]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offbeat.config import Config
 from offbeat.experience.index import NO_VERSION, Columns
@@ -183,6 +184,10 @@ class RunGroups:
         chosen = [with_contrast[place] for place in (0, len(with_contrast) // 2, -1)] if with_contrast else []
         replayed = [n for n in with_contrast if len(self.ledger.fates[self.ids[n]].steps) > 1][-1:]
         return list(dict.fromkeys([*chosen, *replayed, *(places[-1] for places in by_fate.values())]))
+
+    def prompt_numbers(self, places: Sequence[int]) -> NDArray[np.int64]:
+        """Return a number for each of these groups that is equal for groups of the same prompt text."""
+        return self._reader.prompt_numbers([self._ordinals[one] for one in places])
 
     def read(self, places: Sequence[int]) -> list[Group]:
         """Read these groups from the log."""

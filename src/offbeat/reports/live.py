@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -19,15 +19,13 @@ from offbeat.run.journal import Phase
 from offbeat.types import Json
 
 BARS: Final = "▁▂▃▄▅▆▇█"
-AFTER: Final = {
-    EventKind.ESTIMATED: "publishing the first version",
-    EventKind.PUBLISHED: "workers load the version",
-    EventKind.WORKER_READY: "generating",
-    EventKind.EVALUATED: "generating",
-    EventKind.STEP: "generating",
-    EventKind.SAVED: "saving",
+PHASES: Final = {
+    Phase.GROUPS: "generating",
+    Phase.PUBLISHING: "publishing the new version",
+    Phase.SAVING: "saving a checkpoint",
+    Phase.ENDING: "closing the engines",
 }
-"""What usually happens after an event, until the next one."""
+"""Phases of the loop in other words than their own."""
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
@@ -66,17 +64,21 @@ class LiveView:
 
     config: Config
     console: Console
+    phase: Callable[[], Phase | None] = lambda: None
+    """What the loop is doing; None before it begins."""
     rewards: list[float] = field(default_factory=list)
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=3))
     step: Mapping[str, Json] = field(default_factory=dict)
     """The last `step` event."""
     published: int = 0
     pass_rate: str = ""
-    doing: str = "loading the model"
+    _doing: str = "loading the model"
     _live: Live | NotebookDisplay | None = None
     _working: Working | None = None
     _news: float = field(default_factory=time.monotonic)
     """When the last event came."""
+    _printed: float = 0.0
+    """When the last line of a step was printed."""
 
     def __enter__(self) -> "LiveView":
         if self.console.is_terminal:
@@ -85,7 +87,7 @@ class LiveView:
         elif self.console.is_jupyter and not self.console.quiet:
             self._live = NotebookDisplay()
         elif not self.console.quiet:
-            self._working = Working(self.doing, after=TICK)
+            self._working = Working(self.doing, after=TICK)  # asks again for each dot
             self._working.__enter__()
         return self
 
@@ -115,18 +117,34 @@ class LiveView:
             self.warnings.append(f"step {event['step']}: {kind}: {event.get('why', event.get('worker', ''))}"[:200])
         self._show(event)
 
+    def doing(self) -> str:
+        """Return what the run does now, in words."""
+        phase = self.phase()
+        if phase is not None and phase is not Phase.ITSELF:  # the loop itself is between two other phases
+            offline = phase is Phase.GROUPS and self.config.run.mode == "offline"
+            self._doing = "reading the log" if offline else PHASES.get(phase, str(phase))
+        return self._doing
+
     def _show(self, event: Mapping[str, Json]) -> None:
-        after = dict.fromkeys(AFTER, "training") if self.config.run.mode == "offline" else AFTER
-        self.doing, self._news = after.get(EventKind(str(event["kind"])), self.doing), time.monotonic()
-        if self._working is not None:
-            self._working.next(self.doing)
+        before, self._news = self._news, time.monotonic()
         if isinstance(self._live, Live):
             self._live.refresh()
         elif self._live is not None:
             self._live.add(event)
             self._live.update(self.render())
-        elif line := self.line(event):
+        elif (line := self.line(event)) and self._is_time(event, self._news - before):
+            if self._working is not None:
+                self._working.make_room()
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _is_time(self, event: Mapping[str, Json], seconds: float) -> bool:
+        """Return False for a step whose line the next one can replace, if that comes as soon as this one did."""
+        if event["kind"] != EventKind.STEP:
+            return True
+        if self._news - self._printed + seconds < TICK and event["step"] != self.config.steps:
+            return False
+        self._printed = self._news
+        return True
 
     def line(self, event: Mapping[str, Json]) -> str:
         """Return an event as one plain line, or an empty string for events that are not shown."""
@@ -141,7 +159,7 @@ class LiveView:
         if kind == EventKind.EVALUATED:
             return f"step {step}  pass@1 {self.pass_rate}"
         if kind == EventKind.ESTIMATED:
-            return str(event["memory"]).splitlines()[0]
+            return f"memory: {str(event['memory']).splitlines()[0]}"
         if kind in (EventKind.WORKER_JOINED, EventKind.WORKER_LEFT, EventKind.WORKER_READY):
             return f"step {step}  {kind}: {event['worker']}"
         if kind in TROUBLE or kind in (EventKind.ALARM, EventKind.RESUMED):
@@ -175,7 +193,7 @@ class LiveView:
         shares = ", ".join(f"{name} {100 * spent / total:.0f} %" for name, spent in seconds.items() if spent)
         table.add_row("time", f"{shares}\n{bottleneck(seconds)}")
         if (silent := time.monotonic() - self._news) > TICK:
-            table.add_row("now", f"{self.doing}, {silent:.0f} s")
+            table.add_row("now", f"{self.doing()}, {silent:.0f} s")
         for warning in self.warnings:
             table.add_row("warning", warning)
         return table

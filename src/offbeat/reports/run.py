@@ -11,6 +11,7 @@ from offbeat.config import Config
 from offbeat.errors import RunError, suggest_nearest
 from offbeat.reports.chart import Chart
 from offbeat.reports.history import read_history, state_of
+from offbeat.reports.working import TICK, Working
 from offbeat.run.directory import RunDirectory
 from offbeat.run.event_loop import outside_event_loop
 
@@ -63,7 +64,8 @@ class Run:
 
         `offbeat explain NAME` and docs/reference/metrics.md say what each metric means.
         """
-        import pandas as pd
+        with Working("loading pandas", after=TICK):
+            import pandas as pd
 
         steps = read_history(self.directory).steps
         return pd.DataFrame(
@@ -97,11 +99,12 @@ class Run:
 
     def policy(self, dtype: str = "float32") -> "PreTrainedModel":
         """Load the policy of the newest checkpoint as a transformers model; every byte is verified first."""
-        import torch
+        with Working("loading the policy", after=TICK):
+            import torch
 
-        from offbeat.trainer.export import load_policy
+            from offbeat.trainer.export import load_policy
 
-        return load_policy(self.path, dtype=getattr(torch, dtype))
+            return load_policy(self.path, dtype=getattr(torch, dtype))
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """Load the run's tokenizer."""
@@ -122,7 +125,8 @@ class Run:
 
         Temperature and length are those of the run unless given; temperature 0 is greedy.
         """
-        from offbeat.run.evaluation_model import policy_sampler
+        with Working("loading torch", after=TICK):
+            from offbeat.run.evaluation_model import policy_sampler
         from offbeat.tasks.data import Example
         from offbeat.trainer.export import find_checkpoint
 
@@ -131,7 +135,8 @@ class Run:
         model, tokenizer = _load(self, find_checkpoint(self.path))
         sampler = policy_sampler(model, tokenizer, heat, max_tokens or settings.max_tokens)
         asked = Example("prompt", prompt if isinstance(prompt, str) else tuple(prompt))
-        return outside_event_loop(lambda: sampler.answers(asked, samples, seed))
+        with Working("generating", after=TICK):
+            return outside_event_loop(lambda: sampler.answers(asked, samples, seed))
 
     def plot(self, *metrics: str, to: str | os.PathLike[str] | None = None) -> Chart:
         """Draw metrics by step, by default the mean reward and pass@1. With `to`, write the SVG file as well."""
@@ -156,16 +161,18 @@ class Run:
         from offbeat.reports.page import write_report
 
         path = Path(to) if to is not None else self.path / "report.html"
-        write_report([self.path], path)
+        with Working("writing the report", after=TICK):
+            write_report([self.path], path)
         return path
 
     def export(self, to: str | os.PathLike[str], dtype: str = "bfloat16") -> Path:
         """Write the policy of the newest checkpoint as a Hugging Face model directory, and return its path."""
-        import torch
+        with Working("exporting the policy", after=TICK):
+            import torch
 
-        from offbeat.trainer.export import export
+            from offbeat.trainer.export import export
 
-        export(self.path, Path(to), dtype=getattr(torch, dtype))
+            export(self.path, Path(to), dtype=getattr(torch, dtype))
         return Path(to)
 
 

@@ -10,12 +10,13 @@ import itertools
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self, TextIO
 
-TICK: Final = 1.5
-"""Seconds between two dots, so that nobody waits 3 seconds without one, on a busy machine either."""
+TICK: Final = 1.0
+"""Seconds between two dots, so that nobody waits 2 seconds without one, on a busy machine either."""
 SOON: Final = 0.3
 """Seconds after which to show a block that is often quick."""
 FRAME: Final = 0.25
@@ -36,15 +37,21 @@ class Working:
     loading the model .
     """
 
-    def __init__(self, what: str, *, after: float = 0.0, file: TextIO | None = None) -> None:
-        self._what, self._after, self._file = what, after, file or sys.stderr
+    def __init__(
+        self, what: str | Callable[[], str], *, after: float = 0.0, file: TextIO | None = None, quiet: bool = False
+    ) -> None:
+        """Name the phase: a text, or a function that is asked again for each dot. `quiet` shows nothing at all."""
+        self._what, self._after, self._file, self._quiet = what, after, file or sys.stderr, quiet
+        self._label = ""
         self._in_place = self._file.isatty()
         self._frames = itertools.cycle("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
         self._changed = threading.Condition()
         self._shown = self._ended = False
-        self._begun = self._quiet_until = time.monotonic()
+        self._begun = self._quiet_until = self._written = time.monotonic()
 
     def __enter__(self) -> Self:
+        if self._quiet:
+            return self
         self.next(self._what)
         threading.Thread(target=self._watch, name="working", daemon=True).start()
         return self
@@ -61,22 +68,28 @@ class Working:
             self._end_line()
             self._changed.notify()
 
-    def next(self, what: str) -> None:
+    def next(self, what: str | Callable[[], str]) -> None:
         """Begin the next phase."""
         with self._changed:
             self._end_line()
             self._what, self._begun = what, time.monotonic()
-            self._quiet_until = self._begun + self._after
+            self._quiet_until = min(self._begun + self._after, self._written + TICK)
             if not self._after:
                 self._draw()
             self._changed.notify()
 
     def say(self, line: str) -> None:
         """Print a line to stdout, above the phase that goes on."""
+        if not self._quiet:
+            self.make_room()
+            print(line, flush=True)
+
+    def make_room(self) -> None:
+        """End the line, because something else is printed now."""
         with self._changed:
             self._end_line()
-            print(line, flush=True)
-            self._quiet_until = time.monotonic() + TICK
+            self._written = time.monotonic()
+            self._quiet_until = self._written + TICK
             self._changed.notify()
 
     def _watch(self) -> None:
@@ -88,12 +101,18 @@ class Working:
                     self._draw()
 
     def _draw(self) -> None:
+        if self._quiet:
+            return
+        label = self._what if isinstance(self._what, str) else self._what()
         if self._in_place:
             seconds = time.monotonic() - self._begun
-            self._write(f"\r\x1b[2K{next(self._frames)} {self._what}" + (f" {seconds:.0f} s" if seconds > TICK else ""))
+            self._write(f"\r\x1b[2K{next(self._frames)} {label}" + (f" {seconds:.0f} s" if seconds > TICK else ""))
+        elif self._shown and label == self._label:
+            self._write(".")
         else:
-            self._write("." if self._shown else f"{self._what} .")
-        self._shown = True
+            self._end_line()
+            self._write(f"{label} .")
+        self._shown, self._label = True, label
 
     def _end_line(self) -> None:
         if self._shown:
@@ -104,3 +123,4 @@ class Working:
         with suppress(OSError, ValueError):  # the reader is gone: the command itself finds out
             self._file.write(text)
             self._file.flush()
+        self._written = time.monotonic()

@@ -222,6 +222,7 @@ def environment(around: Surroundings) -> Iterator[None]:
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `tied_children` does not reach forked ones
         "HF_HUB_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
     }
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         settings["VLLM_LOGGING_LEVEL"] = "ERROR"

@@ -271,7 +271,7 @@ class Worker:
     async def _give_back(self, ids: Sequence[str], logged: bool) -> None:
         self._held.difference_update(ids)
         await self._prompts.give_back(ids)
-        await self._record(ids if logged else (), LedgerEventKind.LOST, cause="given back")
+        await self._record(ids if logged else (), LedgerEventKind.UNFINISHED, cause="given back")
 
     async def _record(self, ids: Sequence[str], event: LedgerEventKind, cause: str = "") -> None:
         if not ids:

@@ -12,7 +12,6 @@ from typing import cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from offbeat.config import Config
 from offbeat.errors import RunError
@@ -56,8 +55,6 @@ from offbeat.tasks.tokenizer import read_tokenizer
 from offbeat.types import Json
 from offbeat.weights.probe import LENGTH as PROBE_LENGTH
 from offbeat.weights.subscriber import Subscription
-
-disable_progress_bar()  # the progress bar of transformers would break the live view
 
 
 def make_task(config: Config) -> Task:

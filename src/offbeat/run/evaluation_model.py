@@ -1,7 +1,7 @@
 """Pass rates of any model: of a directory, of the hub, or of a run, whose base model answers the same prompts."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,16 +93,19 @@ def sample_attempts(
     greedy: bool = False,
     seed: int = 0,
     workers: int = 2,
+    begin: Callable[[int], None] = lambda number: None,
 ) -> Iterator[Attempts]:
     """Sample and score `samples` completions of each prompt, and a greedy one if wanted.
 
-    The value of `column` names the slice of a prompt; None puts all prompts into one slice.
+    The value of `column` names the slice of a prompt; None puts all prompts into one slice. `begin` is called with the
+    number of each prompt before it is asked.
     """
     task = asked.task
     greedily = replace(model, sampling=replace(model.sampling, top_k=1))
     with ScoringPool.of(replace(task, evaluation=None), workers=workers) as pool:
         pending: list[tuple[Example, list[str], list[Future[Outcome]]]] = []
         for number, example in enumerate(asked.examples):
+            begin(number)
             stream = derive(seed, "eval", "sampling", number)
             texts = model.answers(example, samples, stream)
             texts += greedily.answers(example, 1, stream) if greedy else []
@@ -150,14 +153,30 @@ class EvaluationSettings:
     correct_at: float = 1.0
     workers: int = 2
     chat_template_kwargs: Mapping[str, Json] | None = None
+    say: Callable[[str], None] = lambda line: None
+    """Called with what is asked, before a model is."""
+    doing: Callable[[Callable[[], str]], None] = lambda label: None
+    """Called with a function that says how far it is, in tenths."""
 
-    def attempts(self, model: ModelSampler, asked: EvaluationSet, wanted: int) -> list[Attempts]:
+    def attempts(self, model: ModelSampler, asked: EvaluationSet, wanted: int, who: str) -> list[Attempts]:
         """Ask a model. `wanted` is how many prompts there should be: if there are fewer, each gets more samples."""
         samples = samples_for(self.samples, wanted, len(asked.examples)) if self.temperature else 1
+        greedy = self.greedy and self.temperature > 0
+        count, begun = len(asked.examples), 0
+
+        def begin(number: int) -> None:
+            nonlocal begun
+            begun = number
+
+        self.say(
+            f"{who}: {count} prompts × {samples + greedy} = {count * (samples + greedy)} answers of at most "
+            f"{model.sampling.max_tokens} tokens"
+        )
+        self.doing(lambda: f"{who} has answered {begun * 10 // max(count, 1) * 10} % of the prompts")
         return list(
             sample_attempts(
-                model, asked, self.slice_by or asked.task.slice_by, samples=samples,
-                greedy=self.greedy and self.temperature > 0, seed=self.seed, workers=self.workers,
+                model, asked, self.slice_by or asked.task.slice_by, samples=samples, greedy=greedy, seed=self.seed,
+                workers=self.workers, begin=begin,
             )
         )  # fmt: skip
 
@@ -173,7 +192,7 @@ def evaluate_model(name: str, task: Task, settings: EvaluationSettings) -> list[
     model = load_model(name, temperature=settings.temperature, max_tokens=longest, chat_template_kwargs=variables)
     wanted = settings.prompts or _PROMPTS
     asked = evaluation_set_of_model(task, wanted)
-    return settings.table(settings.attempts(model, asked, wanted), asked)
+    return settings.table(settings.attempts(model, asked, wanted, "the model"), asked)
 
 
 def evaluate_run(directory: RunDirectory, other: Task | None, settings: EvaluationSettings) -> list[EvaluationRow]:
@@ -185,9 +204,9 @@ def evaluate_run(directory: RunDirectory, other: Task | None, settings: Evaluati
     asked = evaluation_set_of_run(config, other, wanted)
     tokenizer = read_tokenizer(directory.tokenizer, settings.chat_template_kwargs)
     policy = policy_sampler(load_policy(directory.path, dtype=torch.float32), tokenizer, settings.temperature, longest)
-    now = settings.attempts(policy, asked, wanted)
+    now = settings.attempts(policy, asked, wanted, "the policy")
     if not settings.before:
         return settings.table(now, asked)
     base = load_model(str(config.model.directory()), temperature=settings.temperature, max_tokens=longest)
     asked_alike = replace(base, tokenizer=tokenizer)
-    return settings.table(now, asked, settings.attempts(asked_alike, asked, wanted))
+    return settings.table(now, asked, settings.attempts(asked_alike, asked, wanted, "the model before training"))

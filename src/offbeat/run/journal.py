@@ -71,6 +71,10 @@ class Stopwatch:
         self._spent[before] = self._spent.get(before, 0.0) - moved
         self._spent[after] = self._spent.get(after, 0.0) + moved
 
+    @property
+    def current(self) -> Phase:
+        return self._phase
+
     def seconds(self) -> dict[Phase, float]:
         self._switch_to(self._phase)
         return dict(self._spent)

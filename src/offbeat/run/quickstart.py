@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LinearLR
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils.logging import disable_progress_bar
 
+from offbeat.imports import without_progress_bars
 from offbeat.seeds import derive
 
 PAD, END = "<pad>", "<end>"
@@ -55,8 +55,8 @@ def make_model(directory: Path, *, steps: int = 1600, seed: int = 0, say: Callab
         _pretrain(model, steps, seed, say)
     finally:
         torch.set_num_threads(threads)
-    disable_progress_bar()  # a model this small is one write
-    model.save_pretrained(directory)
+    with without_progress_bars():  # a model this small is one write
+        model.save_pretrained(directory)
     tokenizer().save_pretrained(directory)
 
 

@@ -288,6 +288,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 def _dataset(source: str | Path, split: str, subset: str | None) -> Iterator[Row]:
     import datasets
 
+    datasets.disable_progress_bars()  # they would break what a run shows
     try:
         on_disk = Path(source).is_dir()
         found = (

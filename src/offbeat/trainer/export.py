@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from offbeat.errors import CheckpointError
+from offbeat.imports import without_progress_bars
 from offbeat.trainer.adapter_export import AdapterCheckpoint
 from offbeat.trainer.checkpoint import Checkpoint
 
@@ -67,7 +68,8 @@ def export(
             adapter.write(part)
         else:
             rounded = dtype or torch.bfloat16
-            _build_model(checkpoint, rounded, base=base).save_pretrained(part)
+            with without_progress_bars():
+                _build_model(checkpoint, rounded, base=base).save_pretrained(part)
             if adapter is not None:
                 adapter.check_merged(_build_model(checkpoint, torch.float32, "cpu", base).eval(), part, rounded)
         _copy_tokenizer(tokenizer or checkpoint.folder.parent.parent / "tokenizer", part)

@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from offbeat.errors import ModelUnreadable, UnsupportedModel, first_line
 from offbeat.hub import weight_files
+from offbeat.imports import without_progress_bars
 from offbeat.seeds import derive
 from offbeat.trainer.adapter import base_name, is_adapter
 from offbeat.trainer.forward import PolicyModel
@@ -117,10 +118,11 @@ def read_model(directory: Path, dtype: torch.dtype | str | None = None) -> PreTr
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its table of missing weights; we refuse those
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=dtype or "auto", local_files_only=True, trust_remote_code=False,
-            use_safetensors=True, output_loading_info=True,
-        )  # fmt: skip
+        with without_progress_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                str(directory), dtype=dtype or "auto", local_files_only=True, trust_remote_code=False,
+                use_safetensors=True, output_loading_info=True,
+            )  # fmt: skip
     except MemoryError:
         raise
     except Exception as error:  # transformers and safetensors raise whatever damaged files cause
