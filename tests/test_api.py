@@ -140,7 +140,7 @@ def test_a_run_records_that_a_known_loss_was_accepted_and_resume_keeps_it(model:
     asked = {
         "model": {"path": str(model), "compute": "float32", "serve": "float32"}, "engine": {"kind": "hf"}, "steps": 2,
         "prompts_per_step": 4, "group_size": 4, "sampling": {"max_tokens": 4}, "sync": {"every": 2},
-        "objective": {"preset": "reinforce"},
+        "objective": {"preset": "reinforce"}, "task": {"options": {"digits": 1}},
     }  # fmt: skip
     with pytest.raises(OffbeatError, match="known to lose"):
         offbeat.train(asked, out=tmp_path / "run")

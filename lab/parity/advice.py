@@ -15,6 +15,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -119,9 +120,15 @@ class Judged:
 
 def judge(settings: Settings, data: Data, parameters: float) -> Judged:
     """Judge as `offbeat check` does."""
-    examined = examine(settings)
-    refused = [*examined.problems, *log_problems(examined.config, data.contents, parameters)]
-    finding = None if refused else lag_evidence(examined.config, data.contents, parameters).finding()
+    return _judge(json.dumps(settings).replace(data.uri or "no log", "log"), data.contents, parameters)
+
+
+@cache
+def _judge(settings: str, contents: LogContents, parameters: float) -> Judged:
+    """Judge settings in JSON: logs with the same contents are judged once."""
+    examined = examine(json.loads(settings))
+    refused = [*examined.problems, *log_problems(examined.config, contents, parameters)]
+    finding = None if refused else lag_evidence(examined.config, contents, parameters).finding()
     if finding is None:
         return Judged(refused)
     if finding.level is Level.UNSHOWN:
@@ -129,6 +136,7 @@ def judge(settings: Settings, data: Data, parameters: float) -> Judged:
     return Judged(loses="" if examined.config.accept else finding.text, row=finding.row)
 
 
+@cache
 def needs_logprobs(preset: str) -> bool:
     """True if the gradient of an objective changes with the behavior policy's log-probs."""
     objective, batch = PRESETS[preset].objective, LaggedBatch.draw(0, 2)

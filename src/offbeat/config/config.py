@@ -111,7 +111,7 @@ class Config(Section):
         """The number of steps after which a group is not reused."""
         if self.sampler.retire_age is not None:
             return self.sampler.retire_age
-        return min(200, self.steps_within_limit())
+        return max(1, min(200, self.steps_within_limit()))
 
     @property
     def largest_lag(self) -> float:
