@@ -25,6 +25,7 @@ from offbeat.preflight.forecast import ModelFiles, forecast
 RECIPES = recipes()
 ASKED = {
     "quickstart",
+    "own-data",
     "smollm2-arithmetic",
     "gsm8k-qwen2.5-0.5b",
     "lag-settings",
