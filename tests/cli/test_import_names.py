@@ -91,6 +91,17 @@ def test_the_stop_token_of_the_chat_template_ends_an_answer_in_a_chat(tmp_path: 
     assert imported(tmp_path, row) == [two, turn] and turn != end
 
 
+def test_a_variable_of_the_chat_template_is_set_for_prompts_in_messages(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if think %}?{% endif %}"
+    tokenizer.save_pretrained(tmp_path)
+    row: dict[str, object] = {"prompt": [{"role": "user", "content": "1+1"}], "responses": ["2"]}
+    imported(tmp_path, row, "--chat-template", "think=true")
+    with ExperienceLog.open(tmp_path / "log") as log:
+        assert tokenizer.decode(log.read([0])[0].prompt.token_ids.tolist()) == "1+1?"
+
+
 def test_text_outside_the_vocabulary_is_refused_and_not_stored_as_unknown_tokens(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     file = rows(tmp_path, {"prompt": "1+1=", "responses": ["2", "Zwei"]}, {"prompt": "1×1=", "responses": ["1"]})

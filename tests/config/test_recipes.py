@@ -26,6 +26,7 @@ from offbeat.preflight.speed import Speed
 RECIPES = recipes()
 ASKED = {
     "quickstart",
+    "own-data",
     "smollm2-arithmetic",
     "gsm8k-qwen2.5-0.5b",
     "lag-settings",

@@ -121,6 +121,8 @@ def test_a_tiny_model_is_evaluated_with_intervals(tmp_path: Path) -> None:
     assert first.exit_code == 0, first.output
     assert "pass@4" in first.output and "maj@4" in first.output and " 24 " in first.output
     assert first.stdout == again.stdout and "0.000 [0.000, " in first.stdout
+    other = run(app, [*command, "--chat-template", "enable_thinking=false"])
+    assert other.exit_code == 2 and "no chat template, so chat_template_kwargs has no effect" in other.output
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+Template = str | dict[str, "Template"]
+"""A chat template, or several by name."""
 _ALWAYS_SET: Final = {"messages", "tools", "documents", "add_generation_prompt"}
 """Variables that transformers gives a value, so that a default has no effect."""
 
@@ -40,14 +42,9 @@ def read_tokenizer(
             "tokenizer_config.json of the model there again"
         ) from error
     if chat_template_kwargs:
-        template = found.chat_template
-        if problem := variable_problem(str(template or ""), chat_template_kwargs):
+        if problem := variable_problem(str(found.chat_template or ""), chat_template_kwargs):
             raise ModelUnreadable(f"{directory}: {problem}")
-        found.chat_template = (
-            {name: with_defaults(one, chat_template_kwargs) for name, one in template.items()}
-            if isinstance(template, dict)
-            else with_defaults(template, chat_template_kwargs)
-        )
+        found.chat_template = with_defaults(found.chat_template, chat_template_kwargs)
     return cast("PreTrainedTokenizerBase", found)
 
 
@@ -61,12 +58,14 @@ def in_words(group: Group, tokenizer: "PreTrainedTokenizerBase") -> Group:
     return replace(group, prompt=prompt, completions=tuple(completions))
 
 
-def with_defaults(template: str, values: Mapping[str, Json]) -> str:
+def with_defaults(template: Template, values: Mapping[str, Json]) -> Template:
     """Return a chat template in which variables that are not given have these values.
 
     >>> with_defaults("{{ messages }}", {"enable_thinking": False})
     '{%- if enable_thinking is not defined %}{%- set enable_thinking = False %}{%- endif %}{{ messages }}'
     """
+    if isinstance(template, dict):
+        return {name: with_defaults(one, values) for name, one in template.items()}
     defaults = (f"{{%- if {k} is not defined %}}{{%- set {k} = {v!r} %}}{{%- endif %}}" for k, v in values.items())
     return "".join(defaults) + template
 
