@@ -241,6 +241,7 @@ class SourceCapture:
         if isinstance(value, re.Pattern):
             return f"{self.use(re.compile)}({value.pattern!r}, {int(value.flags)})"
         if isinstance(value, partial):
+            user = _own_name(value.func) or user
             given = [self._expression(one, f"{name}_{i}", user) for i, one in enumerate(value.args)]
             given += [f"{key}={self._expression(one, key, user)}" for key, one in value.keywords.items()]
             return f"{self.use(partial)}({', '.join([self.use(value.func, f'{name}_function'), *given])})"
