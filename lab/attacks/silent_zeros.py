@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from lab.attacks.odd_rewards import ANSWERS, COLUMNS, ODD, OTHERS, Odd
@@ -23,8 +24,9 @@ from lab.figures import Figure, command_parser, report
 from offbeat.errors import InvalidReward, TaskError
 from offbeat.evaluation.table import Attempts, evaluate
 from offbeat.experience.feedback import Deadline
-from offbeat.experience.importing.importer import ImportDefaults, import_into, layout_of, read_groups
+from offbeat.experience.importing.importer import import_into, layout_of, read_groups
 from offbeat.experience.importing.records import find_records
+from offbeat.experience.importing.shapes import ImportDefaults
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.rows import reward_figures
 from offbeat.experience.validation import ValidationRules
@@ -77,9 +79,10 @@ def verdict(found: list[Outcome] | str, meant: bool) -> str:
 
 def _group(score: Score | Unscorable | None, *others: Score | Unscorable | None) -> Group:
     answers = tuple(
-        Completion(f"a{i}", [4, i], UNKNOWN, source="human", score=one) for i, one in enumerate([score, *others])
+        Completion(f"a{i}", np.array([4, i], np.int32), UNKNOWN, source="human", score=one)
+        for i, one in enumerate([score, *others])
     )
-    return Group("t1", Prompt(id="p", token_ids=[1], task="support"), answers)
+    return Group("t1", Prompt(id="p", token_ids=np.array([1], np.int32), task="support"), answers)
 
 
 def _stored(log: ExperienceLog) -> list[Score | Unscorable | None]:

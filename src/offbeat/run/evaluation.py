@@ -117,7 +117,8 @@ class PolicyEvaluation:
                     self.tokenizer.batch_decode(ids, skip_special_tokens=True), one.prompt.columns, ids, step
                 )
                 scored.append(await asyncio.to_thread(self.pool.score_group, answers))
-        return pass_rates(asked, [await asyncio.wrap_future(outcomes) for outcomes in scored])
+        await asyncio.gather(*map(asyncio.wrap_future, scored))
+        return pass_rates(asked, [outcomes.result() for outcomes in scored])
 
     def _sampling(self, asked: EvaluationPrompt) -> Sampling:
         settings = self.config.sampling

@@ -330,8 +330,13 @@ class ScoringPool:
         return [found.get(i, ending) for i, ending in enumerate(endings)]
 
     def _part(self, job: _Job, places: Sequence[int]) -> _Job:
-        texts, ids = ([of[i] for i in places] if of else None for of in (job.answers.texts, job.answers.token_ids))
-        return self._job(replace(job.answers, texts=texts, token_ids=ids), [job.of[i] for i in places])
+        ids = job.answers.token_ids
+        part = replace(
+            job.answers,
+            texts=[job.answers.texts[i] for i in places],
+            token_ids=None if ids is None else [ids[i] for i in places],
+        )
+        return self._job(part, [job.of[i] for i in places])
 
     def _remember(self, text: str, side: int, score: Score) -> None:
         """Keep what later failures are compared with."""

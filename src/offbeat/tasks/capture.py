@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from offbeat.errors import DataError, TaskError
 from offbeat.imports import find_name
@@ -287,7 +287,7 @@ def _state(value: object) -> dict[str, object] | None:
     if isinstance(value, FunctionType | MethodType | ModuleType | partial | re.Pattern | type) or _is_literal(value):
         return None
     try:
-        made, arguments, state, *items = value.__reduce_ex__(2)
+        made, arguments, state, *items = cast("tuple[Any, ...]", value.__reduce_ex__(2))
     except Exception:  # the boundary to any class: whatever it raises, it cannot be copied
         return None
     whole = made is copyreg.__newobj__ and arguments == (type(value),) and not any(items)  # type: ignore[attr-defined]
