@@ -39,6 +39,7 @@ from offbeat.run.journal import MemoryJournal, Stopwatch
 from offbeat.run.loop import Loop
 from offbeat.run.protocols import RunPlan
 from offbeat.scoring.tally import OutcomeCount
+from offbeat.tasks.rewards import Answers
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import (
     UNKNOWN,
@@ -195,9 +196,11 @@ class Learner:
 class ScriptedScorer:
     """Answers of even length are right; some cannot be scored."""
 
-    def score(self, text: str, columns: object, *, of: str = "") -> "Future[Score | Unscorable]":
-        done: Future[Score | Unscorable] = Future()
-        done.set_result(Unscorable("timeout") if text == "3" else Score(float(len(text) % 2 == 0)))
+    def score_group(self, answers: Answers, of: Sequence[str] = ()) -> "Future[list[Score | Unscorable]]":
+        done: Future[list[Score | Unscorable]] = Future()
+        done.set_result(
+            [Unscorable("timeout") if text == "3" else Score(float(len(text) % 2 == 0)) for text in answers.texts]
+        )
         return done
 
 

@@ -64,11 +64,14 @@ def check(source: Source | None = None, /, *, gpus: str | None = None, **setting
 
 
 def train(
-    model: "Source | None" = None,
+    source: "Source | None" = None,
     /,
     reward: "RewardFunction | Sequence[RewardFunction] | None" = None,
     dataset: object = None,
     *,
+    model: "Source | None" = None,
+    reward_funcs: "RewardFunction | Sequence[RewardFunction] | None" = None,
+    train_dataset: object = None,
     out: str | os.PathLike[str] | None = None,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
@@ -87,31 +90,38 @@ def train(
     checkpoint; `resume` continues from there.
 
     Args:
-        model: The directory of a model, or its name on the hub, `owner/name`. Without `reward`: a whole configuration,
+        source: The directory of a model, or its name on the hub, `owner/name`. Without `reward`: a whole configuration,
             which is a `Config`, a dictionary or the path of a TOML file.
         reward: A reward function or several, with TRL's arguments, `(completions, **columns)`, or with the arguments
-            `(text, columns)`; with a weight as `Reward(function, weight=0.5)`.
+            `(text, columns)`; the directory of a reward model; with a weight as `Reward(function, weight=0.5)`.
         dataset: A list of dictionaries with a 'prompt' (text or messages) and the columns that `reward` takes; a JSONL
             or Parquet file; a `datasets.Dataset`, or a `DatasetDict` whose test split is evaluated on.
+        model, reward_funcs, train_dataset: The same three as keywords, two of them by TRL's names.
         out: The run directory. Default: `runs/` and the name of the TOML file, or the time of day.
         progress: Show a progress display in a terminal or notebook, plain lines elsewhere.
         callbacks: Functions that are called with every event of the run, a dictionary with its `kind` and `step`. One
             that returns a text ends the run after its step.
         eval_dataset: Evaluate on these rows, and train on all of `dataset`. Default: some rows are held out.
-        reward_range: A completion with a reward outside is not scored.
+        reward_range: A reward outside ends the run. Default: rewards are not limited.
         settings: Any setting of the configuration: `steps=100, sync={"every": 10}`, or by its own name if that is
             unique, `learning_rate=1e-6`. A lag that is known to lose needs `accept=True`.
     """
-    directory = RunDirectory(Path(out) if out is not None else _default_directory(model if reward is None else None))
+    reward = _one("reward", reward, "reward_funcs", reward_funcs)
+    dataset = _one("dataset", dataset, "train_dataset", train_dataset)
+    if isinstance(model, Mapping) or (model is not None and reward is None and dataset is None):  # a section
+        settings["model"] = model if isinstance(model, Mapping) else {"path": model}
+    else:
+        source = _one("model", source, "model=", model)
+    directory = RunDirectory(Path(out) if out is not None else _default_directory(source if reward is None else None))
     with Working("checking the configuration", quiet=not progress), paused_collector():  # to run, it loads torch
         if reward is None and dataset is None:
-            config = checked(model, settings, to_run=True)
+            config = checked(source, settings, to_run=True)
             lock = directory.create(config)
         else:
             lock = directory.claim()
             try:
                 own = own_settings(
-                    directory, model, reward, dataset, eval_dataset=eval_dataset, reward_range=reward_range,
+                    directory, source, reward, dataset, eval_dataset=eval_dataset, reward_range=reward_range,
                     settings=settings,
                 )  # fmt: skip
                 config = checked(None, own, to_run=True)
@@ -123,6 +133,12 @@ def train(
     if progress:
         print(config.plan)
     return _drive(config, directory, lock, progress, callbacks)
+
+
+def _one(name: str, given: Any, other: str, also: Any) -> Any:
+    if given is not None and also is not None:
+        raise ConfigError([f"{name} is given twice, also as {other}; leave one of them out"])
+    return also if given is None else given
 
 
 def resume(

@@ -156,6 +156,10 @@ class PoolClosed(PoolError):
     """The scoring pool was closed before this completion was scored."""
 
 
+class InvalidReward(PoolError, ValueError):
+    """A reward function returned what can be no reward, or a reward outside its range. The run ends."""
+
+
 class WorkerDoesNotStart(OffbeatError, RuntimeError):
     """A scoring worker died or took too long before it was ready."""
 

@@ -178,6 +178,7 @@ EVENTS: Final = {
             "temperature": "of the sampled answers",
             "k": "that of pass@k and maj@k",
             "unscorable": "answers that could not be scored",
+            "answer_faults": "answers that made their own scoring fail; they count with the task's answer_fault",
             "pass@1": "the rate with its 95 % interval: [value, low, high]",
             "mean reward": "likewise, as every other rate, such as `pass@4` and `greedy`",
         },

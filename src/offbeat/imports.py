@@ -2,7 +2,8 @@
 
 - Extras: which modules are missing, and the command that installs them.
 - References: a function as `module:name`, or `file:/path/to/task.py:name` for a file that is not a module, so that
-  another process can load it without unpickling. The keyword arguments of a `functools.partial` travel as JSON.
+  another process can load it without unpickling: a function, or what a name at the top level of a module stands for,
+  such as a lambda or an object with `__call__`. The keyword arguments of a `functools.partial` travel as JSON.
 - Environment variables that are set for the length of a block, for libraries that read them when they start.
 - The garbage collector, paused for the length of a block that imports large libraries.
 """
@@ -128,21 +129,21 @@ def reference(function: Callable[..., object]) -> "dict[str, Json]":
     offbeat.errors.UnreachableFunction: <lambda> cannot be imported by a scoring worker; ...
     """
     options: dict[str, Json] = {}
-    while isinstance(function, partial):
+    while (place := find_name(function)) is None and isinstance(function, partial):
         if function.args:
-            raise UnreachableFunction(f"{function!r}: only keyword arguments reach a scoring worker; pass them by name")
+            raise UnreachableFunction(
+                f"{function!r:.200}: only keyword arguments reach a scoring worker; pass them by name, or give the "
+                "partial a name at the top level of the file"
+            )
         options = dict(function.keywords) | options
         function = function.func
-    name = function.__qualname__ if isinstance(function, FunctionType) else type(function).__qualname__
-    module = sys.modules.get(function.__module__)
-    found: object = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not function or module is None:
+    if place is None:
+        name = function.__qualname__ if isinstance(function, FunctionType) else type(function).__qualname__
         raise UnreachableFunction(
-            f"{name} cannot be imported by a scoring worker; define it with `def` at the top level of a file "
-            "(in a notebook: write that file with %%writefile and import it)"
+            f"{name} cannot be imported by a scoring worker; define it with `def` at the top level of a file, or give "
+            "it a name there (in a notebook: write that file with %%writefile and import it)"
         )
+    module, name = place
     home = module.__name__
     if home == "__main__":
         if module.__file__ is None:
@@ -155,6 +156,26 @@ def reference(function: Callable[..., object]) -> "dict[str, Json]":
     except (TypeError, ValueError) as error:
         raise UnreachableFunction(f"the keyword arguments of {name} must be JSON: {error}") from None
     return {"target": f"{home}:{name}", "options": options}
+
+
+def find_name(function: Callable[..., object]) -> tuple[ModuleType, str] | None:
+    """Return the module and the name by which a function or another callable object can be imported, if there is one.
+
+    An object of a class of another module is looked for in `__main__` and in files that were loaded by their path.
+    """
+    home = sys.modules.get(str(getattr(function, "__module__", "")))
+    if home is not None and isinstance(function, FunctionType):
+        found: object = home
+        for part in function.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is function:
+            return home, function.__qualname__
+    files = [module for name, module in list(sys.modules.items()) if name.startswith((_FILE, "__main__"))]
+    for module in filter(None, [home, *files]):
+        for name, value in list(vars(module).items()):
+            if value is function:
+                return module, name
+    return None
 
 
 def resolve(target: str, options: "dict[str, Json] | None" = None) -> Callable[..., object]:

@@ -22,6 +22,7 @@ from offbeat.rollout.engine import Engine, Request, Sampling
 from offbeat.rollout.generation import GroupMaker
 from offbeat.rollout.prompt_leases import EvaluationSampling, LocalPrompts, PromptLease, PromptLeases
 from offbeat.rollout.worker import Pace, Status, Worker
+from offbeat.tasks.rewards import Answers
 from offbeat.types import Completion, Group, Prompt, Score, Unscorable
 from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.probe import Probe
@@ -61,9 +62,14 @@ class Policies:
 class Graders:
     """Long completions are right; empty ones cannot be scored."""
 
-    def score(self, text: str, columns: object, *, of: str = "") -> "Future[Score | Unscorable]":
-        done: Future[Score | Unscorable] = Future()
-        done.set_result(Score(float(len(text) > 4)) if text else Unscorable("invalid", "nothing written"))
+    def score_group(self, answers: Answers, of: Sequence[str] = ()) -> "Future[list[Score | Unscorable]]":
+        done: Future[list[Score | Unscorable]] = Future()
+        done.set_result(
+            [
+                Score(float(len(text) > 4)) if text else Unscorable("invalid", "nothing written")
+                for text in answers.texts
+            ]
+        )
         return done
 
 

@@ -36,7 +36,7 @@ def pool() -> Iterator[ScoringPool]:
         ("eat", "crash"),
         ("spin", "timeout"),
         ("slow", "timeout"),
-        ("return 7", "invalid"),
+        ("return nan", "invalid"),
         ("huge", "invalid"),
     ],
 )

@@ -17,12 +17,12 @@ import pytest
 
 from lab.torture import scoring as torture_scoring
 from lab.torture.scoring_reward import expected
-from offbeat.errors import PoolClosed, PoolError
+from offbeat.errors import InvalidReward, PoolClosed, PoolError
 from offbeat.imports import load_file
 from offbeat.scoring.bounded_queue import BoundedQueue
 from offbeat.scoring.pool import ScoringPool
 from offbeat.scoring.tally import FailureLimit, Scored, ScoringTally, TooManyFailures
-from offbeat.tasks.rewards import FOR_EVALUATION, Reward
+from offbeat.tasks.rewards import FOR_EVALUATION, Answers, Reward
 from offbeat.tasks.task import Task
 from offbeat.types import BY_ANSWER, Score, Unscorable
 from tests.scoring import scorers
@@ -43,7 +43,6 @@ def pool() -> Iterator[ScoringPool]:
     ("text", "reason", "detail"),
     [
         ("return nan", "invalid", "finite"),
-        ("return 1.5", "invalid", "outside [0, 1]"),
         ("raise", "crash", "KeyError"),
         ("unsafe", "sandbox", "no namespaces"),
         ("slow", "timeout", "own limit"),
@@ -186,6 +185,61 @@ def test_too_many_failures_stop_the_pool_with_examples() -> None:
         assert not wait(futures, timeout=WAIT).not_done
         ends = [future.exception() or future.result() for future in futures]
         assert all(isinstance(end, (Score, Unscorable, TooManyFailures)) for end in ends)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("return 5", r"^reward 5.0 is outside 0 to 1: set reward_range=\(0, 5\), or"),
+        ("return -0.5", r"^reward -0.5 is outside 0 to 1: set reward_range=\(-1, 1\)"),
+        ("string", r"^reward 'act' returned '1.0', a str, for one completion; return a number"),
+    ],
+)
+def test_what_can_be_no_reward_of_the_task_stops_the_pool_at_once(text: str, says: str) -> None:
+    with ScoringPool([Reward(scorers.act)], workers=1) as pool:
+        assert pool.score("return 1", {}).result(timeout=WAIT) == Score(1.0, {"act": 1.0})
+        with pytest.raises(InvalidReward, match=says):
+            pool.score(text, {}).result(timeout=WAIT)
+        with pytest.raises(InvalidReward, match=says):
+            while True:
+                pool.score("return 1", {}).result(timeout=WAIT)
+
+
+def test_a_function_that_raises_for_every_answer_stops_the_pool_soon_with_its_own_error_first() -> None:
+    says = r"^act: ValueError: the reference cannot be read \(scorers.py, line \d+\)\n100.0% of the last"
+    with ScoringPool([Reward(scorers.act)], workers=1) as pool, pytest.raises(TooManyFailures, match=says):
+        for _ in range(FailureLimit().none + 2):
+            pool.score("", {"broken": True}).result(timeout=WAIT)
+            time.sleep(0.01)
+
+
+def ranked(completions: list[str], **columns: object) -> list[float]:
+    """Compare completions, of which one may be broken."""
+    if any(text == "spin" for text in completions):
+        while True:
+            pass
+    values = [float(text) for text in completions]
+    return [sum(value > other for other in values) / 10 for value in values]
+
+
+def test_a_trl_function_sees_all_completions_of_a_prompt_and_a_broken_one_spoils_only_itself() -> None:
+    with ScoringPool([Reward(ranked, trl=True)], workers=2, deadline=0.5) as pool:
+
+        def scored(*texts: str) -> list[tuple[float, str]]:
+            outcomes = pool.score_group(Answers(texts, {"prompt": "?"})).result(timeout=WAIT)
+            return [(one.reward, one.fault) for one in outcomes if isinstance(one, Score)]
+
+        assert scored("3", "1", "2") == [(0.2, ""), (0.0, ""), (0.1, "")]
+        assert scored("3", "one", "2") == [(0.1, ""), (0.0, "crash"), (0.0, "")]
+        assert scored("3", "1", "spin", "2") == [(0.2, ""), (0.0, ""), (0.0, "timeout"), (0.1, "")]
+        assert pool.report().answer_faults == {"crash": 1, "timeout": 1}
+
+
+def test_completions_of_a_prompt_that_are_cancelled_together_are_not_scored() -> None:
+    with ScoringPool([Reward(scorers.act)], workers=1) as pool:
+        first = pool.score("sleep 0.5", {})
+        group = pool.score_group(Answers(["kill", "kill"], {}))
+        assert group.cancel() and isinstance(first.result(timeout=WAIT), Score) and pool.report().restarts == 0
 
 
 def test_closing_ends_every_waiting_completion() -> None:

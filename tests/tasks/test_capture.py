@@ -1,13 +1,18 @@
 """A task from objects of a session: its file holds all that a scoring process needs, and nothing of the session."""
 
 import json
+import re
 import subprocess
 import sys
+import threading
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from offbeat.errors import DataError, TaskError
+from offbeat.tasks import capture
 from offbeat.tasks.capture import RewardFunction, write_task
 from offbeat.tasks.rewards import Reward, grade
 from offbeat.tasks.task import custom
@@ -95,16 +100,20 @@ def test_a_dataset_comes_in_many_forms(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_refused_with_a_reason(tmp_path: Path) -> None:
-    judge = object()
+    judge = threading.Lock()
 
     def judged(text: str, columns: object) -> float:
         return float(judge is not None)
 
+    typed = eval("lambda text, columns: 1.0")
     for rewards, rows, says in [
-        (judged, ROWS, "judged uses 'judge', a object"),
-        (lambda text, columns: 1.0, ROWS, "not as a lambda"),
+        (judged, ROWS, "judged uses 'judge', a lock, which a scoring process cannot get from here"),
+        (Keeper(judge), ROWS, "Keeper uses 'held', a lock"),
+        (partial(at_least_of, held=judge), ROWS, "at_least_of uses 'held', a lock"),
+        (typed, ROWS, "the source of a lambda cannot be found"),
         ([], ROWS, "give at least one"),
-        ("correct", ROWS, "is not a function"),
+        ("correct", ROWS, "'correct' is neither the directory of a model"),
+        (7, ROWS, "is not a function"),
     ]:
         with pytest.raises(TaskError, match=says):
             write_task(tmp_path / "task", rewards, rows)  # type: ignore[arg-type]
@@ -147,6 +156,82 @@ def test_names_of_the_task_file_itself_are_refused_in_a_reward(tmp_path: Path) -
 
     with pytest.raises(TaskError, match="'examples', which every task file defines itself; rename yours"):
         write_task(tmp_path, known, ROWS)
+
+
+LENGTHS = {"short": lambda text, columns: float(len(text) < 4), "long": lambda text, columns: float(len(text) > 4)}
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    limit: int
+    pattern: re.Pattern[str] = re.compile("b+")
+
+    def __call__(self, completions: list[str], **columns: object) -> list[float]:
+        return [float(len(text) >= self.limit and bool(self.pattern.search(text))) for text in completions]
+
+    def plain(self, text: str, columns: object) -> float:
+        return self([text])[0]
+
+
+class Keeper:
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __call__(self, text: str, columns: object) -> float:
+        return float(self.held is not None)
+
+
+class Awaited:
+    limit = 4
+
+    async def __call__(self, completions: list[str], answer: list[str], **columns: object) -> list[float]:
+        return [float(len(text) >= self.limit) for text in completions]
+
+
+def at_least_of(text: str, columns: object, held: object = 4) -> float:
+    return float(len(text) >= held)  # type: ignore[operator]
+
+
+def at_least_first(limit: int, text: str, columns: object) -> float:
+    return float(len(text) >= limit)
+
+
+FORMS: dict[str, RewardFunction] = {
+    "a lambda": lambda text, columns: float(len(text) >= 4 and DIGITS.search(text) is None),
+    "a lambda in a dictionary": LENGTHS["long"],
+    "a TRL lambda": lambda completions, **_: [float(len(text) >= 4) for text in completions],
+    "a lambda that takes a column": lambda answer, **columns: [float(len(t) >= 4) for t in columns["completions"]],
+    "a dataclass": AtLeast(4),
+    "a method": AtLeast(4).plain,
+    "an async object": Awaited(),
+    "a partial with keywords": partial(at_least_of, held=4),
+    "a partial with positions": partial(at_least_first, 4),
+    "a partial of a partial of an object": partial(partial(AtLeast(4)), limit=None),
+}
+DIGITS = re.compile("[0-9]")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_reward_is_captured_in_whatever_form_it_comes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a session: nothing can be imported from the module that defines it."""
+    monkeypatch.setattr(capture, "_SESSIONS", {__name__})
+    written = write_task(tmp_path, FORMS[name], ROWS)
+    code = (
+        "from offbeat.tasks.task import custom; from offbeat.scoring.pool import ScoringPool\n"
+        f"task = custom(path={str(written)!r}); row = task.examples[0].record\n"
+        "with ScoringPool.of(task, workers=1) as pool:\n"
+        "    print([outcome.reward for outcome in pool.score_all([('abbbbb', row), ('a', row)])])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True)
+    assert done.stdout.strip() == "[1.0, 0.0]", done.stderr + written.read_text()
+
+
+def test_two_lambdas_have_two_names(tmp_path: Path) -> None:
+    two: list[RewardFunction] = [lambda text, columns: 0.25, lambda text, columns: 0.5]
+    task = custom(path=str(write_task(tmp_path, two, ROWS)))
+    assert grade(task.rewards, (0, 1), "", {}) == Score(0.75, {"reward": 0.25, "reward_2": 0.5})
 
 
 def at_most(limit: int) -> RewardFunction:

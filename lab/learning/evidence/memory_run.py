@@ -6,7 +6,7 @@ files. `tests/lab/test_memory_run.py` trains a cell both ways: the curves are eq
 
 import asyncio
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from offbeat.run.learner import LocalLearner, RankLearner
 from offbeat.run.local import LocalMember, LocalRun
 from offbeat.run.loop import Loop
 from offbeat.scoring.pool import Outcome, ScoringPool
-from offbeat.tasks.rewards import Columns, examine
+from offbeat.tasks.rewards import Answers, examine
 from offbeat.tasks.task import Task
 from offbeat.types import Json
 from offbeat.weights.adapter import AdapterSpec
@@ -133,9 +133,9 @@ class DirectScorer:
 
     task: Task
 
-    def score(self, text: str, columns: Columns, *, of: str = "") -> "Future[Outcome]":
-        done: Future[Outcome] = Future()
-        done.set_result(examine(self.task.rewards, self.task.reward_range, text, columns)[0])
+    def score_group(self, answers: Answers, of: Sequence[str] = ()) -> "Future[list[Outcome]]":
+        done: Future[list[Outcome]] = Future()
+        done.set_result([outcome for outcome, _ in examine(self.task.rewards, self.task.reward_range, answers)])
         return done
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from offbeat.scoring.pool import Outcome, ScoringPool
     from offbeat.types import Completion, Group
 
-MAX_IN_POOL = 512
-"""Completions in the scoring pool at a time."""
+MAX_IN_POOL = 64
+"""Groups in the scoring pool at a time."""
 MAX_PRINTED = 8
 """Changed completions that are printed."""
 
@@ -81,19 +81,22 @@ def score(
 
 def _score_all(stored: StoredGroups, pool: "ScoringPool") -> "Iterator[tuple[Group, Completion, Outcome]]":
     """Yield every completion with its new outcome, in stored order."""
-    pending: deque[tuple[Group, Completion, Future[Outcome]]] = deque()
+    from offbeat.tasks.rewards import Answers
+
+    pending: deque[tuple[Group, Future[list[Outcome]]]] = deque()
     for group in stored.groups():
-        for completion in group.completions:
-            future = pool.score(stored.text(completion), group.prompt.columns, of=completion.id)
-            pending.append((group, completion, future))
-            if len(pending) > MAX_IN_POOL:
-                yield _wait(*pending.popleft())
+        texts, ids = zip(*((stored.text(one), one.token_ids.tolist()) for one in group.completions), strict=True)
+        answers = Answers(texts, group.prompt.columns, ids, group.oldest_version or 0)
+        pending.append((group, pool.score_group(answers, [one.id for one in group.completions])))
+        if len(pending) > MAX_IN_POOL:
+            yield from _wait(*pending.popleft())
     while pending:
-        yield _wait(*pending.popleft())
+        yield from _wait(*pending.popleft())
 
 
-def _wait(group: "Group", completion: "Completion", future: "Future[Outcome]") -> "tuple[Group, Completion, Outcome]":
-    return group, completion, future.result(timeout=600.0)  # the pool's own deadlines are much shorter
+def _wait(group: "Group", future: "Future[list[Outcome]]") -> "Iterator[tuple[Group, Completion, Outcome]]":
+    outcomes = future.result(timeout=600.0)  # the pool's own deadlines are much shorter
+    yield from ((group, *pair) for pair in zip(group.completions, outcomes, strict=True))
 
 
 def _label(outcome: "Outcome | None") -> str:

@@ -75,9 +75,8 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
 
     from offbeat.errors import TaskError
     from offbeat.rollout.prompt_leases import LocalPrompts, PerVersion, PromptLeases
-    from offbeat.run.build import RunContext, load_tokenizer, make_task, make_worker, start_engine
+    from offbeat.run.build import RunContext, load_tokenizer, make_task, make_worker, open_pool, start_engine
     from offbeat.run.fitting_prompts import FittingPrompts
-    from offbeat.scoring.pool import ScoringPool
 
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     context = RunContext(config, directory, make_task(config), load_tokenizer(config))
@@ -93,7 +92,7 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
     prompts = PerVersion(LocalPrompts(leases), per_version)
     with (
         context.open_log(vocabulary, name) as log,
-        ScoringPool.of(task, workers=config.task.scorers, memory_mib=config.task.memory_mib) as pool,
+        open_pool(config, task) as pool,
         context.subscribe(name) as policies,
     ):
         made = make_worker(context, name, prompts, pool, log, policies, partial(start_engine, config))

@@ -33,7 +33,7 @@ from offbeat.preflight.forecast import ModelFiles
 from offbeat.preflight.log_contents import LogContents, check_log, lag_evidence
 from offbeat.preflight.reward_columns import check_columns
 from offbeat.tasks.data import Deferred
-from offbeat.tasks.task import FACTORIES, Task, make
+from offbeat.tasks.task import FACTORIES, OF_EVERY_TASK, Task, make
 from offbeat.tasks.tokenizer import variable_problem
 
 KINDS: Final[Mapping[Any, tuple[str, tuple[type, ...]]]] = {
@@ -182,7 +182,7 @@ def _check_task(config: Config) -> tuple[Task | None, list[str]]:
         return None, [f"task.name = {name!r} is not a task; {suggest_nearest(name, FACTORIES)}"]
     try:
         known = inspect.signature(resolve(FACTORIES["custom" if own else name])).parameters
-        theirs = {option: value for option, value in options.items() if option != "answer_fault"}  # every task has it
+        theirs = {option: value for option, value in options.items() if option not in OF_EVERY_TASK}
         if problems := _check_options(name, {**theirs, "path": name} if own else theirs, known):
             return None, problems
         task = make(name, options)

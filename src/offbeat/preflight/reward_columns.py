@@ -6,11 +6,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from offbeat.errors import suggest_nearest
-from offbeat.tasks.rewards import Reward
+from offbeat.tasks.rewards import OF_TRL, Reward
 from offbeat.tasks.task import Task
 
-_OF_TRL = {"self", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
-"""Parameters of a TRL reward function that are no columns."""
 ROWS = 10_000
 """Examples to look at."""
 
@@ -42,7 +40,7 @@ def _needed(reward: Reward) -> Iterator[str]:
     function = inspect.unwrap(getattr(reward.function, "func", reward.function))
     if reward.trl:
         for one in inspect.signature(reward.function).parameters.values():
-            if one.kind is not one.VAR_KEYWORD and one.default is one.empty and one.name not in _OF_TRL:
+            if one.kind is not one.VAR_KEYWORD and one.default is one.empty and one.name not in OF_TRL:
                 yield one.name
     parameters = list(inspect.signature(function).parameters.values())
     mapping = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), None) if reward.trl else (

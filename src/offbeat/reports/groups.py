@@ -285,6 +285,8 @@ def describe_score(score: Score | Unscorable | None) -> str:
     match score:
         case Score(reward, breakdown):
             parts = ", ".join(f"{name} {part:g}" for name, part in breakdown.items()) if len(breakdown) > 1 else ""
+            if fault := score.fault:
+                parts = f"the answer's fault: its scoring failed, {fault}"
             return f"{reward:g}" + (f" ({parts})" if parts else "")
         case Unscorable(reason, detail):
             return f"unscorable: {reason} {detail}".rstrip()

@@ -136,7 +136,7 @@ class Run:
         sampler = policy_sampler(model, tokenizer, heat, max_tokens or settings.max_tokens)
         asked = Example("prompt", prompt if isinstance(prompt, str) else tuple(prompt))
         with Working("generating", after=TICK):
-            return outside_event_loop(lambda: sampler.answers(asked, samples, seed))
+            return outside_event_loop(lambda: [*sampler.answers(asked, samples, seed).texts])
 
     def plot(self, *metrics: str, to: str | os.PathLike[str] | None = None) -> Chart:
         """Draw metrics by step, by default the mean reward and pass@1. With `to`, write the SVG file as well."""

@@ -14,7 +14,7 @@ from offbeat.rollout.engine import Engine, Request, Sampling
 from offbeat.rollout.prompt_leases import PromptLease
 from offbeat.scoring.pool import Outcome
 from offbeat.seeds import derive
-from offbeat.tasks.rewards import Columns
+from offbeat.tasks.rewards import Answers
 from offbeat.tasks.turns import Environment, Turn, play
 from offbeat.types import UNKNOWN, Completion, Group, Prompt
 
@@ -22,8 +22,8 @@ from offbeat.types import UNKNOWN, Completion, Group, Prompt
 class Scorer(Protocol):
     """The part of `ScoringPool` that a worker uses."""
 
-    def score(self, text: str, columns: Columns, *, of: str = "") -> "Future[Outcome]":
-        """Score one completion. The call blocks while the pool's queue is full."""
+    def score_group(self, answers: Answers, of: Sequence[str] = ()) -> "Future[list[Outcome]]":
+        """Score completions of one prompt; `of` are their ids. The call blocks while the pool's queue is full."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class GroupMaker:
         return Request(lease.group_id, lease.prompt.token_ids, size, sampling, lease.seed)
 
     async def _score(self, lease: PromptLease, completions: tuple[Completion, ...]) -> Group:
-        futures = await asyncio.to_thread(self._submit, lease, completions)
-        await asyncio.gather(*(asyncio.wrap_future(future) for future in futures if not future.done()))
-        scored = [replace(one, score=future.result()) for one, future in zip(completions, futures, strict=True)]
+        future = await asyncio.to_thread(self._submit, lease, completions)
+        outcomes = future.result() if future.done() else await asyncio.wrap_future(future)
+        scored = [replace(one, score=outcome) for one, outcome in zip(completions, outcomes, strict=True)]
         return Group(lease.group_id, lease.prompt, tuple(scored))
 
-    def _submit(self, lease: PromptLease, completions: tuple[Completion, ...]) -> "list[Future[Outcome]]":
+    def _submit(self, lease: PromptLease, completions: tuple[Completion, ...]) -> "Future[list[Outcome]]":
         """Queue the completions for scoring. Runs in a thread, because the pool's queue may be full."""
-        return [
-            self.scorer.score(self.decode(one.token_ids.tolist()), lease.prompt.columns, of=one.id)
-            for one in completions
-        ]
+        ids = [one.token_ids.tolist() for one in completions]
+        step = Group(lease.group_id, lease.prompt, completions).oldest_version or 0
+        answers = Answers([self.decode(one) for one in ids], lease.prompt.columns, ids, step)
+        return self.scorer.score_group(answers, [one.id for one in completions])
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,9 @@ from offbeat.run.health import Health, rules_for
 from offbeat.run.journal import Journal, Stopwatch
 from offbeat.run.loop import Loop
 from offbeat.run.protocols import REPAIRED, Learner, RunPlan
+from offbeat.scoring.pool import ScoringPool
 from offbeat.seeds import derive
+from offbeat.tasks.rewards import fault_reward
 from offbeat.tasks.split import for_evaluation, hold_out
 from offbeat.tasks.task import Task, make, stored_groups
 from offbeat.tasks.tokenizer import read_tokenizer
@@ -111,10 +113,19 @@ class RunContext:
 
     def open_log(self, vocabulary: int, writer: str) -> ExperienceLog:
         """Open the run's experience log for one writer."""
-        rules = ValidationRules(vocab_size=vocabulary, reward_ranges={self.task.name: self.task.reward_range})
+        low, high = self.task.reward_range
+        fault = fault_reward(self.task.answer_fault, (low, high))  # a penalty may be below the range
+        ranges = {self.task.name: (low if fault is None else min(low, fault), high)}
+        rules = ValidationRules(vocab_size=vocabulary, reward_ranges=ranges)
         place = self.config.run.experience or self.directory.experience
         own = self.directory.own_run(self.config)
         return ExperienceLog.open(place, rules=rules, writer=writer, own_run=own)
+
+
+def open_pool(config: Config, task: Task) -> ScoringPool:
+    """Start the scoring processes of a run."""
+    section = config.task
+    return ScoringPool.of(task, workers=section.scorers, memory_mib=section.memory_mib, steps=config.steps)
 
 
 def make_loop(

@@ -5,11 +5,10 @@
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
-from typing import Protocol
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,6 +18,7 @@ from offbeat.errors import PromptTooLong
 from offbeat.experience.lance_table import exists
 from offbeat.experience.schema import Tables
 from offbeat.rollout.engine import Request, Sampling
+from offbeat.rollout.generation import Scorer
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.stopping import stop_tokens
 from offbeat.run.evaluation_leases import EvaluationPrompt, pass_rates
@@ -26,17 +26,10 @@ from offbeat.run.fitting_prompts import prompt_limit
 from offbeat.scoring.pool import Outcome
 from offbeat.seeds import derive
 from offbeat.tasks.data import Example, tokens
-from offbeat.tasks.rewards import FOR_EVALUATION, Columns
+from offbeat.tasks.rewards import FOR_EVALUATION, Answers
 from offbeat.tasks.split import evaluation_set, samples_for
 from offbeat.tasks.task import Task
-from offbeat.types import Completion, Json
-
-
-class BatchScorer(Protocol):
-    """The part of `ScoringPool` that `PolicyEvaluation` uses."""
-
-    def score_all(self, items: Sequence[tuple[str, Columns]], /) -> list[Outcome]:
-        """Score completions and return the outcomes in order; blocks."""
+from offbeat.types import Json
 
 
 def evaluation_prompts(
@@ -104,14 +97,14 @@ class PolicyEvaluation:
     config: Config
     task: Task
     tokenizer: PreTrainedTokenizerBase
-    pool: BatchScorer
+    pool: Scorer
     model: PreTrainedModel
     """The trainer's own model, not a copy."""
 
     async def __call__(self, step: int) -> Mapping[str, Json]:
         asked = evaluation_prompts(self.config, self.task, self.tokenizer, step)
         engine, at_once = HfEngine(self.model), self.config.workers.groups_at_once
-        texts: list[tuple[str, Columns]] = []
+        scored: list[Future[list[Outcome]]] = []
         for start in range(0, len(asked), at_once):
             batch = asked[start : start + at_once]
             requests = [
@@ -119,9 +112,13 @@ class PolicyEvaluation:
                 for i, one in enumerate(batch)
             ]
             for one, completions in zip(batch, await engine.generate(requests), strict=True):
-                texts += [(self._decode(answer), one.prompt.columns) for answer in completions]
-        outcomes = iter(await asyncio.to_thread(self.pool.score_all, texts))
-        return pass_rates(asked, [list(islice(outcomes, one.size)) for one in asked])
+                ids = [answer.token_ids.tolist() for answer in completions]
+                answers = Answers(
+                    self.tokenizer.batch_decode(ids, skip_special_tokens=True), one.prompt.columns, ids, step
+                )
+                scored.append(await asyncio.to_thread(self.pool.score_group, answers))
+        await asyncio.gather(*map(asyncio.wrap_future, scored))
+        return pass_rates(asked, [outcomes.result() for outcomes in scored])
 
     def _sampling(self, asked: EvaluationPrompt) -> Sampling:
         settings = self.config.sampling
@@ -129,6 +126,3 @@ class PolicyEvaluation:
         return Sampling(
             settings.max_tokens, stops, asked.temperature, top_k=int(asked.greedy), min_tokens=settings.min_tokens
         )
-
-    def _decode(self, completion: Completion) -> str:
-        return str(self.tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=True))

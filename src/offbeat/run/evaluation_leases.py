@@ -123,6 +123,7 @@ def pass_rates(
         "held_out": first.held_out,
         "temperature": first.temperature,
         "unscorable": row.unscorable,
+        "answer_faults": sum(isinstance(one, Score) and bool(one.fault) for found in scores for one in found),
         **estimates,
     }
 

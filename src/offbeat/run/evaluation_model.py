@@ -1,7 +1,7 @@
 """Pass rates of any model: of a directory, of the hub, or of a run, whose base model answers the same prompts."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from offbeat.run.directory import RunDirectory
 from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.seeds import derive
 from offbeat.tasks.data import Example, tokens
+from offbeat.tasks.rewards import Answers
 from offbeat.tasks.split import (
     EvaluationSet,
     evaluation_set,
@@ -55,12 +56,12 @@ class ModelSampler:
     tokenizer: PreTrainedTokenizerBase
     sampling: Sampling
 
-    def answers(self, example: Example, samples: int, seed: int) -> list[str]:
-        """Return the texts of `samples` completions of one prompt."""
+    def answers(self, example: Example, samples: int, seed: int) -> Answers:
+        """Return the texts and tokens of `samples` completions of one prompt."""
         request = Request(example.id, tokens(example.prompt, self.tokenizer), samples, self.sampling, seed)
         [completions] = asyncio.run(self.engine.generate([request]))
-        texts = self.tokenizer.batch_decode([one.token_ids for one in completions], skip_special_tokens=True)
-        return [str(text) for text in texts]
+        ids = [one.token_ids.tolist() for one in completions]
+        return Answers(self.tokenizer.batch_decode(ids, skip_special_tokens=True), example.record, ids)
 
 
 def load_model(
@@ -103,17 +104,18 @@ def sample_attempts(
     task = asked.task
     greedily = replace(model, sampling=replace(model.sampling, top_k=1))
     with ScoringPool.of(replace(task, evaluation=None), workers=workers) as pool:
-        pending: list[tuple[Example, list[str], list[Future[Outcome]]]] = []
+        pending: list[tuple[Example, Sequence[str], list[Future[list[Outcome]]]]] = []
         for number, example in enumerate(asked.examples):
             begin(number)
             stream = derive(seed, "eval", "sampling", number)
-            texts = model.answers(example, samples, stream)
-            texts += greedily.answers(example, 1, stream) if greedy else []
-            scores = [pool.score(text, example.record, of=f"{example.id}/{i}") for i, text in enumerate(texts)]
-            pending.append((example, texts, scores))
+            sampled = model.answers(example, samples, stream)
+            scores = [pool.score_group(sampled, [f"{example.id}/{i}" for i in range(samples)])]
+            if greedy:
+                scores.append(pool.score_group(greedily.answers(example, 1, stream), [f"{example.id}/greedy"]))
+            pending.append((example, sampled.texts, scores))
         for example, texts, scores in pending:
-            rewards = [_reward(score.result(timeout=_SCORING_SECONDS)) for score in scores]
-            answers = None if task.answer is None else [task.answer(text) for text in texts[:samples]]
+            rewards = [_reward(one) for score in scores for one in score.result(timeout=_SCORING_SECONDS)]
+            answers = None if task.answer is None else [task.answer(text) for text in texts]
             name = "all" if column is None else str(example.columns.get(column, f"no {column}"))
             yield Attempts(example.id, name, rewards[:samples], answers, rewards[-1] if greedy else None)
 

@@ -2,7 +2,8 @@
 
 A member is one worker, in this process or on another machine. Its `work()` takes prompts from the desk until it is
 stopped. If `work()` raises, the desk takes the worker's prompts back and the fleet makes a new member. A worker that
-fails several times in a row without a group is not replaced again; a run without workers ends.
+fails several times in a row without a group is not replaced again; a run without workers ends. So does a run that
+cannot score, at once: another worker would have the same reward function.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from offbeat.errors import FleetLost
+from offbeat.errors import FleetLost, PoolError
 from offbeat.events import EventKind
 from offbeat.run.desk import Desk
 from offbeat.run.journal import Journal
@@ -54,6 +55,7 @@ class Fleet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lost: dict[str, BaseException] = {}
         self._ready: set[str] = set()
+        self._cannot_score: PoolError | None = None
 
     def start(self) -> None:
         for name in self.names:
@@ -76,7 +78,7 @@ class Fleet:
         await asyncio.gather(*(member.nudge() for member in list(self._members.values())), return_exceptions=True)
 
     def check(self) -> None:
-        """Write the workers' news to the journal; raise `FleetLost` if no worker is left."""
+        """Write the workers' news to the journal; raise an error if no worker is left or none can score."""
         k, ready = self.desk.progress.k, self.desk.workers.keys()
         for name in sorted(ready - self._ready):
             self.journal.write(EventKind.WORKER_READY, k, worker=name, version=self.desk.workers[name])
@@ -84,6 +86,8 @@ class Fleet:
         for name, member in self._members.items():
             for notice in member.news():
                 self.journal.write(EventKind.WORKER_RECOVERED, k, worker=name, why=notice[:500])
+        if self._cannot_score is not None:
+            raise self._cannot_score
         if self._tasks and len(self._lost) == len(self._tasks):
             name, error = next(reversed(self._lost.items()))
             raise FleetLost(
@@ -101,6 +105,9 @@ class Fleet:
             member = self._members[name] = self.make(name)
             try:
                 await member.work()
+                return
+            except PoolError as error:
+                self._cannot_score = error
                 return
             # The boundary of a worker: after any error its prompts go back and a new worker takes its place.
             except Exception as error:

@@ -10,13 +10,13 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from offbeat import __version__
 from offbeat.config import Config
 from offbeat.errors import RunError
+from offbeat.imports import reference
 from offbeat.run.directory import RunDirectory
 from offbeat.tasks.rewards import Reward
 from offbeat.tasks.task import Task, make
@@ -90,11 +90,10 @@ def _digest_rewards(rewards: tuple[Reward, ...]) -> str:
     """Digest the modules that define the rewards, without comments and layout, and the options of each reward."""
     described, modules = [], dict[str, str]()
     for reward in rewards:
-        function, options = reward.function, dict[str, object]()
-        while isinstance(function, partial):
-            options, function = {**function.keywords, **options}, function.func
-        described.append([reward.name, reward.weight, reward.trl, getattr(function, "__qualname__", ""), repr(options)])
-        module = sys.modules.get(getattr(function, "__module__", ""))
+        found = reference(reward.function)
+        home, _, name = str(found["target"]).rpartition(":")
+        described.append([reward.name, reward.weight, reward.trl, name, repr(found["options"])])
+        module = sys.modules.get(home)
         if module is not None and not module.__name__.startswith("offbeat."):  # that is the version of offbeat
             modules[Path(module.__name__).name] = _parsed_source(inspect.getsourcefile(module))
     return hashlib.sha256(json.dumps([described, modules], sort_keys=True).encode()).hexdigest()[:32]

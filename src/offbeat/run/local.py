@@ -14,7 +14,7 @@ from offbeat.experience.ledger import Ledger
 from offbeat.imports import paused_collector
 from offbeat.rollout.engine import Engine
 from offbeat.rollout.worker import Worker
-from offbeat.run.build import RunContext, make_loop, make_worker, start_engine
+from offbeat.run.build import RunContext, make_loop, make_worker, open_pool, start_engine
 from offbeat.run.desk import Desk
 from offbeat.run.devices import plan_here, shared_gpu
 from offbeat.run.directory import RunDirectory, RunLock
@@ -24,7 +24,6 @@ from offbeat.run.learner import LocalLearner, RankLearner
 from offbeat.run.loop import Loop
 from offbeat.run.preparation import Preparation
 from offbeat.run.sinks import open_journal
-from offbeat.scoring.pool import ScoringPool
 from offbeat.trainer.allocator import share_freed_memory
 from offbeat.types import Json
 from offbeat.weights.subscriber import Subscription
@@ -79,9 +78,7 @@ class LocalRun:
         self.rank = RankLearner.open(config, place, self.context.task, self.context.tokenizer, self.stack)
         self.log = enter(self.context.open_log(self.rank.trainer.policy_model.vocab_size, "driver"))
         enter(Maintenance(self.log.tables))
-        self.pool = enter(
-            ScoringPool.of(self.context.task, workers=config.task.scorers, memory_mib=config.task.memory_mib)
-        )
+        self.pool = enter(open_pool(config, self.context.task))
         self.journal: Journal = enter(open_journal(place, config.run.sinks, self.watching))
 
     async def run(self, started: Callable[[Loop], None] | None) -> Ledger:

@@ -2,7 +2,7 @@
 
     with ScoringPool.of(task, workers=4) as pool:
         score = pool.score("The answer is 42.", example.record, of="g7/2")     # a Future[Score | Unscorable]
-        scores = pool.score_all([(text, example.record) for text in texts])
+        group = pool.score_group(Answers(texts, example.record))                       # a Future of a list of them
 
 Each worker process has a thread, which takes the next completion from the queue, sends it to the process and waits
 until the deadline. A process that is late, dead, stopped or out of memory is killed with its children and replaced.
@@ -14,6 +14,11 @@ one caused it. If it fails again, the worker grades a control: another answer, w
 If the control has a score, this answer caused the failure, and gets what the task says (`Task.answer_fault`, by default
 the lowest reward). Otherwise the grader is broken for this prompt, and the completion is `Unscorable`, as it is if the
 function waited for something outside, such as a service.
+
+A reward function with TRL's arguments gets all completions of a prompt in one call. If that fails, each completion is
+scored alone, to find those that cause it; the others are scored again together, without them.
+
+A value that can be no reward, or is outside the task's range, ends the pool with `InvalidReward`.
 """
 
 import itertools
@@ -23,19 +28,28 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 from offbeat.errors import PoolClosed, PoolError
 from offbeat.scoring.bounded_queue import BoundedQueue
 from offbeat.scoring.process import LONGEST_PAUSE, Grader, Reply, WorkerProcesses, longest_wait, setup_message
-from offbeat.scoring.tally import FailureLimit, PoolReport, Scored, ScoringTally, TooManyFailures
+from offbeat.scoring.tally import (
+    FailureLimit,
+    PoolReport,
+    Scored,
+    ScoringTally,
+    TooManyFailures,
+    caused_by_answer,
+)
 from offbeat.scoring.worker import ChannelClosed, encode_message
-from offbeat.tasks.rewards import FOR_EVALUATION, AnswerFault, Columns, Reward, fault_reward
+from offbeat.tasks.rewards import FOR_EVALUATION, AnswerFault, Answers, Columns, Reward, fault_reward
 from offbeat.tasks.task import Task
-from offbeat.types import BY_ANSWER, FAULT, Score, Unscorable
+from offbeat.types import BY_ANSWER, FAULT, Json, Score, Unscorable
 
 Outcome = Score | Unscorable
+_Ending = tuple[Outcome, str]
+"""What a completion gets, and the error behind it if its scoring failed."""
 
 _EXCERPT: Final = 200
 _LONGEST_CONTROL: Final = 10_000
@@ -47,18 +61,19 @@ _CLOSING_SECONDS: Final = 15.0
 
 @dataclass
 class _Job:
+    """Completions of one prompt that a worker scores in one call: usually one."""
+
     number: int
-    of: str
-    text: str
-    columns: Columns
+    of: Sequence[str]
+    answers: Answers
     request: bytes
+    results: "list[Future[Outcome]]"
     cpu: float = 0.0
-    result: "Future[Outcome]" = field(default_factory=Future)
 
 
-def _side(job: _Job) -> int:
+def _side(columns: Columns) -> int:
     """Return 0 for a completion of training, 1 for one of evaluation."""
-    return int(bool(job.columns.get(FOR_EVALUATION)))
+    return int(bool(columns.get(FOR_EVALUATION)))
 
 
 class ScoringPool:
@@ -84,12 +99,13 @@ class ScoringPool:
         waiting: int = 256,
         start_seconds: float = 60.0,
         limit: FailureLimit | None = None,
+        steps: int = 0,
     ) -> None:
         """Start the workers and wait for the first, so that a reward function that does not import fails here.
 
         Args:
             rewards: Functions that another process can import.
-            reward_range: A reward outside it is `Unscorable("invalid")`.
+            reward_range: A reward outside it ends the pool.
             evaluation: Rewards and range of prompts with the column `FOR_EVALUATION`. Default: the same.
             answer_fault: What an answer gets that makes the scoring fail; see `Task.answer_fault`.
             evaluation_fault: The same for evaluation. Default: the same.
@@ -101,12 +117,15 @@ class ScoringPool:
             start_seconds: Time for a process to start and import the reward functions. The pool stops if no worker is
                 ready for twice as long.
             limit: Stop the pool if too many completions get no score.
+            steps: The last step of the run, which TRL functions see.
         """
         graders = [(rewards, reward_range), *([evaluation] if evaluation else [])]
         setup = setup_message(graders, memory_mib)
         faults = (answer_fault, answer_fault if evaluation_fault is None else evaluation_fault)
         ranges = (graders[0][1], graders[-1][1])
         self._fault_rewards = [fault_reward(fault, range_) for fault, range_ in zip(faults, ranges, strict=True)]
+        self._at_once = [any(reward.trl for reward in graders[side][0]) for side in (0, -1)]
+        self._steps, self._largest = steps, 1
         self._lowest = [math.inf, math.inf]
         self._control = ""
         self._turn = threading.Lock()
@@ -139,6 +158,7 @@ class ScoringPool:
         memory_mib: int = 2048,
         waiting: int = 256,
         limit: FailureLimit | None = None,
+        steps: int = 0,
     ) -> "ScoringPool":
         """Make a pool with the rewards, the range and the deadline of a task, and with those of its evaluation."""
         other = task.evaluation or task
@@ -153,6 +173,7 @@ class ScoringPool:
             memory_mib=memory_mib,
             waiting=waiting,
             limit=limit,
+            steps=steps,
         )
 
     def score(self, text: str, columns: Columns, *, of: str = "") -> "Future[Outcome]":
@@ -163,22 +184,42 @@ class ScoringPool:
             columns: `Example.record`, or the columns of a stored prompt.
             of: A name for reports and errors, for instance the completion's id.
         """
+        [result] = self._submit(Answers([text], columns), [of])
+        return result
+
+    def score_group(self, answers: Answers, of: Sequence[str] = ()) -> "Future[list[Outcome]]":
+        """Queue completions of one prompt, in one call for reward functions that compare them. Blocks like `score`."""
+        names = of or [""] * len(answers.texts)
+        if self._at_once[_side(answers.columns)]:
+            return _together(self._submit(answers, names))
+        return _together(
+            [self.score(one, answers.columns, of=of) for one, of in zip(answers.texts, names, strict=True)]
+        )
+
+    def _submit(self, answers: Answers, of: Sequence[str]) -> "list[Future[Outcome]]":
+        name = of[0] or "a completion"
         try:
-            job = self._job(text, columns, of)
+            job = self._job(answers, of)
         except TypeError as error:
-            raise TypeError(f"the columns of {of or 'a completion'} must be JSON to reach a worker: {error}") from None
+            raise TypeError(f"the columns of {name} must be JSON to reach a worker: {error}") from None
+        self._largest = max(self._largest, len(of))
         # Every completion ahead ends within its deadline plus a restart, so this expires only if something is broken.
         seconds = self._longest_wait(1)
         try:
             self._queue.put(job, seconds=seconds)
         except TimeoutError:
-            raise PoolError(f"waited {seconds:g} s for room to score {of or 'a completion'}") from None
-        return job.result
+            raise PoolError(f"waited {seconds:g} s for room to score {name}") from None
+        return job.results
 
-    def _job(self, text: str, columns: Columns, of: str = "") -> _Job:
+    def _job(self, answers: Answers, of: Sequence[str]) -> _Job:
         number = next(self._numbers)
-        request = encode_message({"job": number, "text": text, "columns": dict(columns)})
-        return _Job(number, of, text, columns, request)
+        columns, tokens = dict(answers.columns), answers.token_ids
+        described: dict[str, Json] = {
+            "texts": [*answers.texts], "columns": columns, "step": answers.step, "steps": self._steps,
+            "token_ids": None if tokens is None else [[*map(int, one)] for one in tokens],
+        }  # fmt: skip
+        request = encode_message({"job": number, "answers": described})
+        return _Job(number, of, answers, request, [Future() for _ in of])
 
     def score_all(self, completions: Iterable[tuple[str, Columns]]) -> list[Outcome]:
         """Score many completions and return the outcomes in the same order."""
@@ -189,7 +230,8 @@ class ScoringPool:
     def _longest_wait(self, completions: int) -> float:
         """Return the most seconds that so many completions can take after those the workers hold now."""
         rounds = math.ceil(completions / len(self._threads)) + 1
-        return rounds * _ASKS * (longest_wait(self._deadline) + 3 * self._start_seconds + LONGEST_PAUSE)
+        once = longest_wait(self._deadline * self._largest) + 3 * self._start_seconds + LONGEST_PAUSE
+        return rounds * _ASKS * (self._largest + (self._largest > 1)) * once
 
     def report(self) -> PoolReport:
         with self._lock:
@@ -216,8 +258,9 @@ class ScoringPool:
     def _stop(self, reason: PoolError) -> None:
         """End the queue; waiting completions end with the reason."""
         for job in self._queue.end(reason):
-            if job.result.set_running_or_notify_cancel():
-                job.result.set_exception(copy(reason))
+            for result in job.results:
+                if result.set_running_or_notify_cancel():
+                    result.set_exception(copy(reason))
         self._first_start.set()
 
     def _serve(self, slot: int) -> None:
@@ -227,7 +270,7 @@ class ScoringPool:
                 self._workers.ready(slot)
                 self._first_start.set()
                 job = self._queue.get()
-                if job is not None and job.result.set_running_or_notify_cancel():
+                if job is not None and sum(one.set_running_or_notify_cancel() for one in job.results):
                     self._finish(job, slot)
         # The boundary of a thread: an error here stops the pool, so that no caller waits for a dead thread.
         except Exception as error:
@@ -236,47 +279,78 @@ class ScoringPool:
             self._workers.kill(slot)
 
     def _finish(self, job: _Job, slot: int) -> None:
+        running = [result for result in job.results if not result.cancelled()]
+        asked = time.monotonic()
         try:
-            outcome = self._ask(job, slot)
+            endings = self._ask(job, slot)
         # The boundary of a thread: its completion would be lost with it, so the caller gets the error.
         except BaseException as error:
-            job.result.set_exception(error)
+            for result in running:
+                result.set_exception(error)
             raise
-        if self._closing.is_set() and isinstance(outcome, Unscorable):
-            job.result.set_exception(PoolClosed("the scoring pool was closed"))
-        else:
-            job.result.set_result(outcome)
+        seconds, cpu = time.monotonic() - asked, job.cpu / len(endings)  # without what failed completions took alone
+        for of, text, (outcome, why) in zip(job.of, job.answers.texts, endings, strict=True):
+            self._count(Scored(of, text[:_EXCERPT], seconds, outcome, cpu, why))
+        for result, (outcome, _) in zip(job.results, endings, strict=True):
+            if result.cancelled():
+                continue
+            if self._closing.is_set() and isinstance(outcome, Unscorable):
+                result.set_exception(PoolClosed("the scoring pool was closed"))
+            else:
+                result.set_result(outcome)
 
-    def _ask(self, job: _Job, slot: int) -> Outcome:
-        """Score one completion, and find out who is to blame if that fails."""
-        asked = time.monotonic()
+    def _ask(self, job: _Job, slot: int) -> list[_Ending]:
+        """Score completions, and find out who is to blame if that fails."""
         reply = self._reply(job, slot)
         if reply.failure == "disturbed":
             with self._turn:  # the fewer at once, the more CPU for each
                 reply = self._reply(job, slot)
         if reply.failure == "unclear":
             reply = self._reply(job, slot)
-        outcome = reply.outcome
-        if isinstance(outcome, Unscorable) and reply.failure in ("computed", "unclear"):
-            outcome = self._blamed(job, slot, outcome)
-        elif isinstance(outcome, Score):
-            self._remember(job, outcome)
-        why = reply.outcome.detail if isinstance(reply.outcome, Unscorable) else ""
-        self._count(Scored(job.of, job.text[:_EXCERPT], time.monotonic() - asked, outcome, job.cpu, why))
-        return outcome
+        endings = [_ending(outcome) for outcome in reply.outcomes]
+        for text, (outcome, _) in zip(job.answers.texts, endings, strict=True):
+            if isinstance(outcome, Score):
+                self._remember(text, _side(job.answers.columns), outcome)
+        if reply.failure not in ("computed", "unclear"):
+            return endings
+        if len(endings) > 1:
+            return self._sorted_out(job, slot, endings)
+        [(outcome, why)] = endings
+        return [(self._blamed(job, slot, outcome) if isinstance(outcome, Unscorable) else outcome, why)]
 
-    def _remember(self, job: _Job, score: Score) -> None:
+    def _sorted_out(self, job: _Job, slot: int, endings: list[_Ending]) -> list[_Ending]:
+        """Score each failed completion of a group alone; then the failed ones that did not cause it, together again."""
+        failed = [i for i, (outcome, _) in enumerate(endings) if isinstance(outcome, Unscorable)]
+        alone = {i: self._ask(self._part(job, [i]), slot)[0] for i in failed}
+        found = {i: ending for i, ending in alone.items() if caused_by_answer(ending[0])}
+        rest = [i for i in failed if i not in found]
+        if found and rest:
+            again = self._reply(self._part(job, rest), slot).outcomes
+            found |= {i: _ending(outcome) for i, outcome in zip(rest, again, strict=True)}
+        return [found.get(i, ending) for i, ending in enumerate(endings)]
+
+    def _part(self, job: _Job, places: Sequence[int]) -> _Job:
+        ids = job.answers.token_ids
+        part = replace(
+            job.answers,
+            texts=[job.answers.texts[i] for i in places],
+            token_ids=None if ids is None else [ids[i] for i in places],
+        )
+        return self._job(part, [job.of[i] for i in places])
+
+    def _remember(self, text: str, side: int, score: Score) -> None:
         """Keep what later failures are compared with."""
-        self._lowest[_side(job)] = min(self._lowest[_side(job)], score.reward)
-        if len(job.text) <= _LONGEST_CONTROL:
-            self._control = job.text
+        self._lowest[side] = min(self._lowest[side], score.reward)
+        if len(text) <= _LONGEST_CONTROL:
+            self._control = text
 
     def _reply(self, job: _Job, slot: int) -> Reply:
         """Have a worker grade, and replace it if it cannot be used again."""
         while True:
             process = self._workers.ready(slot)
             try:
-                reply = process.ask(job.number, job.request, seconds=self._deadline)
+                count = len(job.answers.texts)
+                reply = process.ask(job.number, job.request, count, seconds=self._deadline * count)
             except ChannelClosed:  # the process died while idle, so it never received this completion
                 self._workers.kill(slot)
                 continue
@@ -288,14 +362,14 @@ class ScoringPool:
     def _blamed(self, job: _Job, slot: int, outcome: Unscorable) -> Outcome:
         """Return what a completion gets whose scoring failed: by the answer's fault if another answer has a score."""
         control = self._control
-        if self._closing.is_set() or control == job.text:
+        if self._closing.is_set() or control == job.answers.texts[0]:
             return outcome
-        same_prompt = self._job(control, job.columns)
-        answered = self._reply(same_prompt, slot).outcome
+        same_prompt = self._job(Answers([control], job.answers.columns, step=job.answers.step), [""])
+        [answered] = self._reply(same_prompt, slot).outcomes
         job.cpu += same_prompt.cpu
         if not isinstance(answered, Score):
             return outcome
-        side = _side(job)
+        side = _side(job.answers.columns)
         reward = self._fault_rewards[side]
         if reward is None:
             return Unscorable(outcome.reason, BY_ANSWER + outcome.detail)
@@ -310,3 +384,26 @@ class ScoringPool:
                 return
             error = TooManyFailures.of(self._tally)
         self._stop(error)
+
+
+def _ending(outcome: Outcome) -> _Ending:
+    return outcome, outcome.detail if isinstance(outcome, Unscorable) else ""
+
+
+def _together(futures: "Sequence[Future[Outcome]]") -> "Future[list[Outcome]]":
+    """Return one future of all results, or of the first error. Cancelling it cancels them."""
+    whole: Future[list[Outcome]] = Future()
+    left = itertools.count(len(futures) - 1, -1)  # counting is atomic
+
+    def ended(_: "Future[Outcome]") -> None:
+        if next(left) == 0 and whole.set_running_or_notify_cancel():
+            errors = [error for one in futures if not one.cancelled() and (error := one.exception())]
+            if errors:
+                whole.set_exception(errors[0])
+            else:
+                whole.set_result([one.result() for one in futures])
+
+    for one in futures:
+        one.add_done_callback(ended)
+    whole.add_done_callback(lambda done: [one.cancel() for one in futures] if done.cancelled() else None)
+    return whole

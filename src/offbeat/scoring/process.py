@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, cast, get_args
 
-from offbeat.errors import PoolClosed, PoolError, RewardDoesNotImport, WorkerDoesNotEnd, WorkerDoesNotStart
+from offbeat.errors import (
+    InvalidReward,
+    PoolClosed,
+    PoolError,
+    RewardDoesNotImport,
+    WorkerDoesNotEnd,
+    WorkerDoesNotStart,
+)
 from offbeat.imports import reference
 from offbeat.sandbox.meter import SAMPLE_SECONDS, TreeMeter, Usage, descendants
 from offbeat.scoring.worker import Channel, ChannelClosed, Message
@@ -52,7 +59,8 @@ _FROM_OUTSIDE: Final = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signa
 class Reply:
     """What a worker said about one completion, or why it said nothing."""
 
-    outcome: Score | Unscorable
+    outcomes: Sequence[Score | Unscorable]
+    """One for each completion that was asked for."""
     failure: Failure
     cpu: float = 0.0
     """Seconds that the worker computed; 0 if it died."""
@@ -73,8 +81,9 @@ def setup_message(graders: Sequence[Grader], memory_mib: int) -> Message:
     described: list[Json] = []
     for rewards, reward_range in graders:
         references: list[Json] = [
-            reference(r.function) | {"name": r.name, "weight": r.weight, "trl": r.trl}  # see `worker._import_rewards`
-            for r in rewards
+            reference(r.function)
+            | {"name": r.name, "weight": r.weight, "trl": r.trl, "setup": reference(r.setup) if r.setup else None}
+            for r in rewards  # see `worker._import_rewards`
         ]
         described.append({"rewards": references, "range": [*reward_range]})
     return {"graders": described, "memory": memory_mib << 20}
@@ -138,8 +147,8 @@ class WorkerProcess:
             self._code = code
         return self._code
 
-    def ask(self, job: int, request: bytes, *, seconds: float) -> Reply:
-        """Have one completion graded; `request` is the encoded job number, text and columns.
+    def ask(self, job: int, request: bytes, count: int, *, seconds: float) -> Reply:
+        """Have completions of one prompt graded; `request` is the encoded job number and the `Answers`.
 
         `seconds` are wall time without the time in which the worker waited for a CPU: a reward function may use several
         processes. Raises `ChannelClosed` if the worker was gone before it could have received the job.
@@ -147,20 +156,21 @@ class WorkerProcess:
         try:
             self._channel.send(request, seconds=longest_wait(seconds))
         except TimeoutError:
-            return self._late(Usage(longest_wait(seconds), 0.0, 0.0), seconds)
+            return self._late(Usage(longest_wait(seconds), 0.0, 0.0), seconds, count)
         try:
             reply = self._receive(seconds)
             if isinstance(reply, Usage):
-                return self._late(reply, seconds)
-            outcome = _outcome(reply, job)
-            failure: Failure = "" if isinstance(outcome, Score) else "outside" if reply["outside"] else "unclear"
-            if failure == "unclear" and isinstance(outcome, Unscorable) and outcome.reason == "timeout":
-                failure = "computed"
-            return Reply(outcome, failure, float(cast("float", reply["cpu"])), usable=not reply["leaving"])
+                return self._late(reply, seconds, count)
+            if "invalid" in reply:
+                raise InvalidReward(str(reply["invalid"]))
+            outcomes, failure = _outcomes(reply, job, count)
+            return Reply(outcomes, failure, float(cast("float", reply["cpu"])), usable=not reply["leaving"])
         except ChannelClosed:
-            return self._crash(f"the worker {self.ending() or 'closed its channel'} while scoring")
+            return self._crash(f"the worker {self.ending() or 'closed its channel'} while scoring", count)
+        except InvalidReward:
+            raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            return self._crash(f"the worker sent an invalid reply: {error}")
+            return self._crash(f"the worker sent an invalid reply: {error}", count)
 
     def _receive(self, seconds: float) -> Message | Usage:
         """Return the reply of the worker; what the worker had received if its time, or the pool's patience, is up."""
@@ -177,18 +187,18 @@ class WorkerProcess:
                 return usage
             wait = min(max(seconds - usage.served, _SHORTEST_WAIT), SAMPLE_SECONDS)
 
-    def _late(self, usage: Usage, seconds: float) -> Reply:
+    def _late(self, usage: Usage, seconds: float, count: int) -> Reply:
         # A child of a dead worker may hold its channel open: then there is no end of file, only silence.
         if not self.alive:
-            return self._crash(f"the worker {self.ending()} while scoring")
+            return self._crash(f"the worker {self.ending()} while scoring", count)
         if usage.served < seconds:
             busy = f"the machine was too busy to score it: the worker received {usage}; run fewer things at once"
-            return Reply(Unscorable("sandbox", busy), "disturbed", usage.cpu)
+            return Reply([Unscorable("sandbox", busy)] * count, "disturbed", usage.cpu)
         outcome = Unscorable("timeout", f"scoring was stopped after {seconds:g} s, with {usage}")
-        return Reply(outcome, "computed" if usage.cpu > usage.served / 2 else "outside", usage.cpu)
+        return Reply([outcome] * count, "computed" if usage.cpu > usage.served / 2 else "outside", usage.cpu)
 
-    def _crash(self, what: str) -> Reply:
-        return Reply(Unscorable("crash", what), "disturbed" if self._code in _FROM_OUTSIDE else "unclear")
+    def _crash(self, what: str, count: int) -> Reply:
+        return Reply([Unscorable("crash", what)] * count, "disturbed" if self._code in _FROM_OUTSIDE else "unclear")
 
     def ending(self) -> str | None:
         """Describe how the process ended, or return None if it does not end."""
@@ -224,10 +234,21 @@ class WorkerProcess:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _outcome(reply: Message, job: int) -> Score | Unscorable:
+def _outcomes(reply: Message, job: int, count: int) -> tuple[list[Score | Unscorable], Failure]:
     """Parse a reply, which a reward function that took over the worker may have written."""
     if reply["job"] != job:
         raise ValueError(f"it is for job {reply['job']!r}, not for job {job}")
+    parts = cast("list[Message]", reply["outcomes"])
+    outcomes = [_outcome(part) for part in parts]
+    if len(outcomes) != count:
+        raise ValueError(f"it has {len(outcomes)} outcomes, not {count}")
+    own = [one for one, part in zip(outcomes, parts, strict=True) if not isinstance(one, Score) and not part["outside"]]
+    if own:
+        return outcomes, "computed" if all(one.reason == "timeout" for one in own) else "unclear"
+    return outcomes, "" if all(isinstance(one, Score) for one in outcomes) else "outside"
+
+
+def _outcome(reply: Message) -> Score | Unscorable:
     if "unscorable" in reply:
         reason = reply["unscorable"]
         if reason not in get_args(Reason):

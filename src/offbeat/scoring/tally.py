@@ -24,6 +24,11 @@ def failure_of(score: Score | Unscorable | None) -> str:
     return score.reason if isinstance(score, Unscorable) else score.fault if isinstance(score, Score) else ""
 
 
+def caused_by_answer(score: Score | Unscorable) -> bool:
+    """Return True if the scoring failed by the answer's fault."""
+    return score.blame == "answer" if isinstance(score, Unscorable) else bool(score.fault)
+
+
 def count_outcomes(groups: Sequence[Group]) -> list[OutcomeCount]:
     """Count what became of the completions of groups, by the oldest version that wrote any of them; -1 if none did."""
     found = Counter[tuple[int, str]]()
@@ -88,6 +93,8 @@ class FailureLimit:
     """The number of most recent completions to look at."""
     least: int = 50
     """Below this number of completions the limit does not apply."""
+    none: int = 16
+    """It applies to so many completions if not one of them has a score: then the reward function does not work."""
 
 
 class TooManyFailures(PoolError):
@@ -100,7 +107,9 @@ class TooManyFailures(PoolError):
         """Make the error with the most recent failures as examples."""
         examples = tally.report().failing
         shown = "\n".join(f"  {entry}" for entry in examples[-5:])
+        latest = [entry.outcome.detail for entry in examples if isinstance(entry.outcome, Unscorable)][-1]
         error = cls(
+            f"{latest}\n"
             f"{tally.failure_share:.1%} of the last completions (at most {tally.limit.window}) could not be scored, "
             f"but only {tally.limit.share:.1%} are allowed; the last of them:\n{shown}\n"
             "Fix the reward function, or raise the task's deadline or the failure limit"
@@ -138,7 +147,7 @@ class ScoringTally:
 
     def add(self, entry: Scored) -> None:
         outcome, reason = entry.outcome, failure_of(entry.outcome)
-        by_grader = isinstance(outcome, Unscorable) and outcome.blame == "grader"
+        by_grader = bool(reason) and not caused_by_answer(outcome)
         self._recent_failures.append(by_grader)
         if reason:
             (self._reasons if by_grader else self._faults)[reason] += 1
@@ -158,7 +167,8 @@ class ScoringTally:
 
     @property
     def too_many(self) -> bool:
-        return len(self._recent_failures) >= self.limit.least and self.failure_share > self.limit.share
+        enough = self.limit.least if self._scored else min(self.limit.none, self.limit.least)
+        return len(self._recent_failures) >= enough and self.failure_share > self.limit.share
 
     def report(self, restarts: int = 0) -> PoolReport:
         """Return a snapshot; the pool adds how often it replaced a worker."""

@@ -13,11 +13,12 @@ import resource
 import socket
 import sys
 import time
-from typing import Final, cast
+from typing import Any, Final, cast
 
+from offbeat.errors import InvalidReward
 from offbeat.imports import resolve
 from offbeat.scoring.supervisor import fork_worker
-from offbeat.tasks.rewards import DETAIL_LIMIT, FOR_EVALUATION, Reward, examine
+from offbeat.tasks.rewards import DETAIL_LIMIT, FOR_EVALUATION, Answers, Reward, examine
 from offbeat.types import Json, Score, Unscorable
 
 Message = dict[str, Json]
@@ -108,18 +109,21 @@ def serve(channel: Channel) -> None:
     leaving, clock = False, _WaitClock()
     while not leaving:
         job = channel.receive()
-        columns = cast("Message", job["columns"])
-        rewards, reward_range = graders[-1 if columns.pop(FOR_EVALUATION, False) else 0]
+        answers = Answers(**cast("dict[str, Any]", job["answers"]))
+        rewards, reward_range = graders[-1 if cast("Message", answers.columns).pop(FOR_EVALUATION, False) else 0]
         clock.start()
         try:
-            outcome, outside = examine(rewards, reward_range, cast("str", job["text"]), columns)
-            reply = _reply(outcome) | {"outside": outside or clock.waited(), "cpu": clock.cpu()}
+            examined = examine(rewards, reward_range, answers)
             leaving = _memory_in_use() > enough
+        except InvalidReward as invalid:
+            channel.send({"job": job["job"], "invalid": str(invalid)})
+            continue
         except MemoryError:
-            reply = _reply(Unscorable("crash", f"memory: scoring needed more than {memory >> 20} MiB"))
-            reply |= {"outside": False, "cpu": clock.cpu()}
-            leaving = True
-        channel.send(reply | {"job": job["job"], "leaving": leaving})
+            full = Unscorable("crash", f"memory: scoring needed more than {memory >> 20} MiB; see task.memory_mib")
+            examined, leaving = [(full, False)] * len(answers.texts), True
+        waited = clock.waited()
+        outcomes: list[Json] = [_outcome(outcome) | {"outside": outside or waited} for outcome, outside in examined]
+        channel.send({"job": job["job"], "outcomes": outcomes, "cpu": clock.cpu(), "leaving": leaving})
 
 
 def _import_grader(described: dict[str, Json]) -> tuple[list[Reward], tuple[float, float]]:
@@ -133,6 +137,9 @@ def _import_rewards(references: list[dict[str, Json]]) -> list[Reward]:
         function = resolve(cast("str", reference["target"]), cast("dict[str, Json]", reference["options"]))
         weight, trl = cast("float", reference["weight"]), bool(reference["trl"])
         rewards.append(Reward(function, str(reference["name"]), weight, trl))
+        if reference["setup"] is not None:
+            setup = cast("dict[str, dict[str, Json]]", reference["setup"])
+            resolve(cast("str", setup["target"]), setup["options"])()
     return rewards
 
 
@@ -178,7 +185,7 @@ class _WaitClock:
         return time.monotonic(), cpu, delay
 
 
-def _reply(outcome: Score | Unscorable) -> Message:
+def _outcome(outcome: Score | Unscorable) -> Message:
     if isinstance(outcome, Unscorable):
         return {"unscorable": outcome.reason, "detail": outcome.detail}
     return {"reward": outcome.reward, "breakdown": dict(outcome.breakdown)}

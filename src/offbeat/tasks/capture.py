@@ -7,11 +7,15 @@ and of everything in your script or notebook that they use:
     correct (your notebook)  ── uses ──► re (imported) · normalize (your notebook) · LIMIT = 20
         task/correct.py:  import re · LIMIT = 20 · def normalize … · def correct … · examples from examples.jsonl
 
-Functions of your own modules are imported from there, as are functions of installed packages.
+Functions of your own modules are imported from there, as are functions of installed packages. A lambda, a
+`functools.partial`, a method and an object with `__call__` get a name in the file; an object is made again from its
+class and its attributes.
 """
 
 import ast
+import copyreg
 import inspect
+import itertools
 import json
 import math
 import os
@@ -21,16 +25,20 @@ import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Final, cast
 
 from offbeat.errors import DataError, TaskError
+from offbeat.imports import find_name
 from offbeat.tasks.data import rows
+from offbeat.tasks.reward_model import reward_model
 from offbeat.tasks.rewards import Reward, reward_of
 
-RewardFunction = Callable[..., object] | Reward
+RewardFunction = Callable[..., object] | Reward | str | os.PathLike[str]
+"""A reward function, or the directory of a reward model."""
 _HEAD: Final = (
     '"""The task of a run: examples beside this file, and reward functions as they were when the run began."""\n'
 )
@@ -61,22 +69,24 @@ def write_task(
 
     Args:
         directory: Made if it does not exist.
-        rewards: One function or several, also as `Reward` with a weight.
+        rewards: One function or several, also as `Reward` with a weight, or as the directory of a reward model.
         dataset: Rows to train on: a list of dictionaries or prompts, a JSONL or Parquet file, or a `Dataset`.
         evaluation: Rows to evaluate on, in the same forms; None leaves it to the task to hold some out.
-        reward_range: A completion whose reward is outside counts as not scored.
+        reward_range: A reward outside ends the run.
     """
-    chosen = [rewards] if isinstance(rewards, Reward) or not isinstance(rewards, Sequence) else list(rewards)
-    listed = [one if isinstance(one, Reward) else reward_of(_checked(one)) for one in chosen]
+    chosen = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
+    listed = [one if isinstance(one, Reward) else _reward(one) for one in chosen]
     if not listed:
         raise TaskError("there is no reward function; give at least one")
+    for i, (given, one) in enumerate(zip(chosen, listed, strict=True)):
+        if not isinstance(given, Reward) and (same := [other.name for other in listed[:i]].count(one.name)):
+            listed[i] = replace(one, name=f"{one.name}_{same + 1}")
     source = SourceCapture()
-    entries = [
-        f"Reward({source.use(one.function)}, name={one.name!r}, weight={one.weight!r}, trl={one.trl})"
-        if isinstance(given, Reward)
-        else source.use(one.function)
-        for given, one in zip(chosen, listed, strict=True)
-    ]
+    entries = []
+    for one in listed:
+        setup = f", setup={source.use(one.setup, '_setup')}" if one.setup else ""
+        function = source.use(one.function, "_reward")
+        entries.append(f"Reward({function}, name={one.name!r}, weight={one.weight!r}, trl={one.trl}{setup})")
     splits = _splits(dataset, evaluation)
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in splits.items():
@@ -89,21 +99,21 @@ def write_task(
         f"reward_range = (float('{reward_range[0]}'), float('{reward_range[1]}'))\n",
         f"rewards = [{', '.join(entries)}]\n",
     ]
-    path = directory / f"{listed[0].name}.py"
+    path = directory / (re.sub(r"[^\w-]", "_", listed[0].name) + ".py")
     path.write_text("\n".join(part for part in parts if part), encoding="utf-8")
     return path
 
 
-def _checked(reward: object) -> Callable[..., object]:
-    if not callable(reward):
+def _reward(given: object) -> Reward:
+    if isinstance(given, str | os.PathLike):
+        return reward_model(given)
+    if any(kind.__name__ == "PreTrainedModel" for kind in type(given).__mro__):  # without importing transformers
+        raise TaskError("a reward model is given by its directory: save it with `save_pretrained`, and give the path")
+    if not callable(given):
         raise TaskError(
-            f"reward = {reward!r:.80} is not a function; give a function such as `def correct(text, columns)`"
+            f"reward = {given!r:.80} is not a function; give a function such as `def correct(text, columns)`"
         )
-    if getattr(reward, "__name__", "<lambda>") == "<lambda>":
-        raise TaskError(
-            "a reward needs a name and a source: define it with `def`, not as a lambda or a callable object"
-        )
-    return reward
+    return reward_of(given)
 
 
 def _splits(dataset: object, evaluation: object) -> dict[str, Iterator[Mapping[str, Any]]]:
@@ -166,21 +176,14 @@ class SourceCapture:
     _values: dict[str, object] = field(default_factory=lambda: dict(_FILE_NAMES))
     """What each name stands for."""
 
-    def use(self, function: object, name: str = "") -> str:
-        """Make an object available under `name`, by default its own, and return the name."""
-        own_name = str(getattr(function, "__name__", name))
-        name = name or own_name
-        if not self._claim(name, function):
-            return name
-        home = sys.modules.get(str(getattr(function, "__module__", "")))
-        if home is not None and home.__name__ not in _SESSIONS and getattr(home, own_name, None) is function:
-            self._import(home, f"from {home.__name__} import {_aliased(own_name, name)}")
-            return name
-        self._claim(own_name, function)
-        source = self._source(function, name)
-        for used, value in _session_names(source, function):
-            self._define(used, value, user=own_name)
-        self._definitions[name] = source if own_name == name else f"{source}\n\n{name} = {own_name}"
+    def use(self, value: object, hint: str = "") -> str:
+        """Make an object available, and return its name: its own, or one like `hint` if it has none."""
+        name = _own_name(value)
+        if not name:
+            name = next(
+                one for i in itertools.count(1) if (one := f"{hint}_{i}" if i > 1 else hint) not in self._values
+            )
+        self._define(name, value, user=name)
         return name
 
     def _claim(self, name: str, value: object) -> bool:
@@ -209,23 +212,51 @@ class SourceCapture:
         return source.rstrip()
 
     def _define(self, name: str, value: object, user: str) -> None:
-        if inspect.isfunction(value) or inspect.isclass(value) or inspect.isbuiltin(value):
-            self.use(value, name)
-            return
         if not self._claim(name, value):
             return
         if isinstance(value, ModuleType):
             self._import(value, f"import {_aliased(value.__name__, name)}")
-        elif isinstance(value, re.Pattern):
-            self._import(re, "import re")
-            self._definitions[name] = f"{name} = re.compile({value.pattern!r}, {int(value.flags)})"
-        elif _is_literal(value):
-            self._definitions[name] = f"{name} = {value!r}"
+        elif place := _importable(value):
+            self._import(place[0], f"from {place[0].__name__} import {_aliased(place[1], name)}")
+        elif own_name := _own_name(value):
+            self._claim(own_name, value)
+            source = self._source(value, own_name)
+            self._define_used(source, value, own_name)
+            self._definitions[name] = source if own_name == name else f"{source}\n\n{name} = {own_name}"
+        elif (state := _state(value)) is not None:
+            made = self.use(type(value))
+            parts = [f"{key!r}: {self._expression(part, key, type(value).__name__)}" for key, part in state.items()]
+            self._definitions[name] = f"{name} = object.__new__({made})\nvars({name}).update({{{', '.join(parts)}}})"
         else:
-            raise TaskError(
-                f"{user} uses {name!r}, a {type(value).__name__}, which a scoring process cannot get from here; "
-                f"put {user} and {name} into a Python file and import {user} from there"
-            )
+            self._definitions[name] = f"{name} = {self._expression(value, name, user)}"
+
+    def _define_used(self, source: str, value: object, user: str) -> None:
+        for name, used in _session_names(source, value):
+            self._define(name, used, user)
+
+    def _expression(self, value: object, name: str, user: str) -> str:
+        """Return Python that makes a value again. Functions, classes and objects are defined under their names."""
+        if _is_literal(value):
+            return repr(value)
+        if isinstance(value, re.Pattern):
+            return f"{self.use(re.compile)}({value.pattern!r}, {int(value.flags)})"
+        if isinstance(value, partial):
+            user = _own_name(value.func) or user
+            given = [self._expression(one, f"{name}_{i}", user) for i, one in enumerate(value.args)]
+            given += [f"{key}={self._expression(one, key, user)}" for key, one in value.keywords.items()]
+            return f"{self.use(partial)}({', '.join([self.use(value.func, f'{name}_function'), *given])})"
+        if isinstance(value, MethodType):
+            return f"{self.use(value.__self__, f'{name}_object')}.{value.__func__.__name__}"
+        if isinstance(value, FunctionType) and not _own_name(value):
+            source = _lambda_source(value)
+            self._define_used(f"{name} = {source}", value, name)
+            return source
+        if _own_name(value) or _state(value) is not None:
+            return self.use(value, name)
+        raise TaskError(
+            f"{user} uses {name!r}, a {type(value).__name__}, which a scoring process cannot get from here; put {user} "
+            f"and {name} into a Python file and import {user} from there, or make {name} inside the function"
+        )
 
     def _import(self, module: ModuleType, statement: str) -> None:
         if root := _own_root(module):
@@ -234,6 +265,52 @@ class SourceCapture:
 
     def __str__(self) -> str:
         return "\n".join(self._imports) + "".join(f"\n\n\n{one}" for one in self._definitions.values() if one)
+
+
+def _own_name(value: object) -> str:
+    """Return the name in the definition of a function or class; empty for a lambda and for other objects."""
+    named = inspect.isfunction(value) or inspect.isclass(value) or inspect.isbuiltin(value)
+    name = str(getattr(value, "__name__", "")) if named else ""
+    return name if name.isidentifier() else ""
+
+
+def _importable(value: object) -> tuple[ModuleType, str] | None:
+    """Return the module and the name to import a function, a class or an object from, unless it is of the session."""
+    place = find_name(value) if callable(value) else None
+    if place is None or place[0].__name__ in _SESSIONS or not all(map(str.isidentifier, place[0].__name__.split("."))):
+        return None
+    return place if place[1].isidentifier() else None
+
+
+def _state(value: object) -> dict[str, object] | None:
+    """Return the attributes of an object if its class and they make it again, as copying would; otherwise None."""
+    if isinstance(value, FunctionType | MethodType | ModuleType | partial | re.Pattern | type) or _is_literal(value):
+        return None
+    try:
+        made, arguments, state, *items = cast("tuple[Any, ...]", value.__reduce_ex__(2))
+    except Exception:  # the boundary to any class: whatever it raises, it cannot be copied
+        return None
+    whole = made is copyreg.__newobj__ and arguments == (type(value),) and not any(items)  # type: ignore[attr-defined]
+    return state or {} if whole and isinstance(state, dict | None) else None
+
+
+def _lambda_source(function: FunctionType) -> str:
+    """Return the text of a lambda, found by its place in the file or cell that defines it."""
+    code = function.__code__
+    try:
+        source = "".join(inspect.findsource(function)[0])
+        tree = ast.parse(source)
+    except (OSError, SyntaxError):
+        raise TaskError(
+            "the source of a lambda cannot be found, so scoring processes cannot load it; define the reward with `def`"
+        ) from None
+    begins = min((line, column) for line, _, column, _ in code.co_positions() if line and column is not None and column)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno:
+            body = node.body
+            if (body.lineno, body.col_offset) <= begins <= (body.end_lineno or 0, body.end_col_offset or 0):
+                return str(ast.get_source_segment(source, node))
+    raise TaskError("a lambda cannot be found in its source; define the reward with `def`")
 
 
 def _aliased(path: str, name: str) -> str:

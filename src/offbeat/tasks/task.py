@@ -40,6 +40,8 @@ FACTORIES: Final[Mapping[str, str]] = {
 _ROUNDS: Final = 6
 _PROMPTS_KEPT: Final = 4096
 """Prompts whose tokens are kept: small data sets are encoded once, not in every epoch."""
+OF_EVERY_TASK: Final = ("reward_range", "answer_fault")
+"""Options that `make` takes for every task."""
 _SETTINGS: Final = ("reward_range", "answer_fault", "deadline", "answer", "slice_by", "environment")
 
 
@@ -106,7 +108,7 @@ class Task:
     """Any sequence; `data.Deferred` loads on first use."""
     rewards: tuple[Reward, ...]
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """A weighted sum outside this range is `Unscorable("invalid")`."""
+    """A weighted sum outside this range ends the run. None that a reward function returned is ever changed."""
     deadline: float = 5.0
     """Wall time in seconds for scoring one completion, without the time in which its process waited for a CPU."""
     answer: Callable[[str], str | None] | None = None
@@ -133,7 +135,15 @@ class Task:
             raise TaskError(f"task {self.name!r} has no reward function; add at least one")
         if len(set(names)) < len(names):
             raise TaskError(f"task {self.name!r} has two rewards of one name: {names}; rename one with Reward(name=…)")
-        low, high = self.reward_range
+        if not any(reward.weight for reward in self.rewards):
+            raise TaskError(f"task {self.name!r}: every reward has weight 0, so all would be 0; give one a weight")
+        try:
+            low, high = (float(end) for end in self.reward_range)
+        except (TypeError, ValueError):
+            raise TaskError(
+                f"task {self.name!r}: reward_range = {self.reward_range!r:.80} must be two numbers"
+            ) from None
+        object.__setattr__(self, "reward_range", (low, high))
         if not low < high:
             raise TaskError(f"task {self.name!r}: reward_range = ({low}, {high}) is empty; put the lower end first")
         try:
@@ -192,13 +202,13 @@ def make(name: str, options: Mapping[str, Json] | None = None) -> Task:
         raise TaskError(f"{name!r} is not a task; {near}{own}")
     factory = cast("Callable[..., Task]", resolve(FACTORIES[name]))
     chosen = dict(options or {})
-    fault = {"answer_fault": chosen.pop("answer_fault")} if "answer_fault" in chosen else {}  # every task has it
+    common = cast("Any", {name: chosen.pop(name) for name in OF_EVERY_TASK if name in chosen})
     try:
         task = factory(**chosen)
     except TypeError as error:
         raise TaskError(f"task {name!r}: {error}") from error
-    evaluation = replace(task.evaluation, **cast("Any", fault)) if task.evaluation else None
-    return replace(task, evaluation=evaluation, **cast("Any", fault)) if fault else task
+    evaluation = replace(task.evaluation, **common) if task.evaluation else None
+    return replace(task, evaluation=evaluation, **common) if common else task
 
 
 def stored_groups() -> Task:
@@ -221,10 +231,10 @@ def custom(*, path: str) -> Task:
             return float(text.strip() == columns["answer"])
 
     `examples` holds `Example`s or dictionaries with a 'prompt', or is a function that returns them. For several rewards
-    define a list `rewards` of functions or `Reward(function, weight=…)`. A function whose first parameter is
-    `completions`, `prompts` or `completion_ids` is called as TRL calls it. The names `reward_range`, `answer_fault`,
-    `deadline`, `answer`, `slice_by` and `environment` set the fields of `Task`. `evaluation_examples`, written like
-    `examples`, are for evaluation only; without them, a run that evaluates holds some of `examples` out.
+    define a list `rewards` of functions or `Reward(function, weight=…)`. A function with a parameter `completions`,
+    `prompts` or `completion_ids` is called as TRL calls it, with all completions of a prompt. The names `reward_range`,
+    `answer_fault`, `deadline`, `answer`, `slice_by` and `environment` set the fields of `Task`. `evaluation_examples`,
+    written like `examples`, are for evaluation only; without them, a run that evaluates holds some of `examples` out.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:

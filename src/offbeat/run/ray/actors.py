@@ -28,13 +28,13 @@ from offbeat.placement.plan import DevicePlan
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.prompt_leases import PromptLease
 from offbeat.rollout.worker import Worker
-from offbeat.run.build import RunContext, make_task, make_worker, start_engine
+from offbeat.run.build import RunContext, make_task, make_worker, open_pool, start_engine
 from offbeat.run.directory import RunDirectory
 from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.learner import RankLearner
-from offbeat.scoring.pool import Outcome, ScoringPool
+from offbeat.scoring.pool import Outcome
 from offbeat.scoring.tally import OutcomeCount
-from offbeat.tasks.rewards import Columns
+from offbeat.tasks.rewards import Answers
 from offbeat.trainer.fsdp import Ranks, serving_state
 from offbeat.trainer.rendezvous import LOOPBACK, Listener, join, open_listener
 from offbeat.trainer.trainer import RefusedBatch, Trained
@@ -59,11 +59,10 @@ class ScoringActor:
     """A scoring pool that workers share. Scoring is a pure function, so Ray repeats a call after a crash."""
 
     def __init__(self, config: Config) -> None:
-        task = config.task
-        self._pool = ScoringPool.of(make_task(config), workers=task.scorers, memory_mib=task.memory_mib)
+        self._pool = open_pool(config, make_task(config))
 
-    async def score(self, text: str, columns: Columns, of: str) -> Outcome:
-        return await asyncio.wrap_future(await asyncio.to_thread(self._pool.score, text, columns, of=of))
+    async def score_group(self, answers: Answers, of: Sequence[str]) -> list[Outcome]:
+        return await asyncio.wrap_future(await asyncio.to_thread(self._pool.score_group, answers, of))
 
     @ray.method(concurrency_group=HEARTBEAT_GROUP)
     async def heartbeat(self) -> Heartbeat:
@@ -73,16 +72,13 @@ class ScoringActor:
 
 @dataclass(frozen=True)
 class RemoteScoring:
-    """A `Scorer` and `BatchScorer` that calls an actor."""
+    """A `Scorer` that calls an actor."""
 
     actor: ActorHandle[ScoringActor]
 
-    def score(self, text: str, columns: Columns, *, of: str = "") -> "Future[Outcome]":
-        future: Future[Outcome] = cast(Any, self.actor).score.remote(text, columns, of).future()
+    def score_group(self, answers: Answers, of: Sequence[str] = ()) -> "Future[list[Outcome]]":
+        future: Future[list[Outcome]] = cast(Any, self.actor).score_group.remote(answers, of).future()
         return future
-
-    def score_all(self, items: Sequence[tuple[str, Columns]]) -> list[Outcome]:
-        return [future.result() for future in [self.score(text, columns) for text, columns in items]]
 
 
 class RankActor:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from offbeat.errors import ActorSilent, NoGradient, RankDied, RankFailed, RankLost, RankSilent
+from offbeat.errors import ActorSilent, NoGradient, PoolError, RankDied, RankFailed, RankLost, RankSilent
 from offbeat.events import EventKind
 from offbeat.run.desk import Desk
 from offbeat.run.journal import Journal
@@ -100,7 +100,13 @@ class RemoteMember:
 
     async def _run(self) -> None:
         self._work = self.actor.work.remote()
-        await self._work
+        try:
+            await self._work
+        except PoolError as error:  # Ray's copy, whose message is a traceback
+            cause: BaseException = error
+            while isinstance(cause, RayTaskError):
+                cause = cause.cause
+            raise cause from None
 
     async def _stop(self) -> None:
         await self.actor.stop.remote()
