@@ -43,7 +43,7 @@ def our_engine(job: Job, timer: PhaseTimer) -> Iterator[Rollout]:
 
     from offbeat.config import parse
     from offbeat.rollout.engine import Request, Sampling
-    from offbeat.run.build import start_engine
+    from offbeat.run.engines import start_engine
 
     tokenizer = AutoTokenizer.from_pretrained(str(smollm2.directory()))
     settings = offbeat_settings(job, every=1, concurrent=False)

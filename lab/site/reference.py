@@ -194,7 +194,7 @@ def axes() -> str:
         o = preset.objective
         ratio = f"{o.ratio.value}, π/{'α' if o.against.value == 'behavior' else 'π_k'}"
         others = [_choice(part) for part in (o.correction, o.reject, *o.regularizers) if part is not None]
-        row = [f"[`{preset.name}`](#{preset.name})", o.advantage.value, _shaping(o)]
+        row = [f"[`{preset.name}`](#{preset.name})", str(o.advantage), _shaping(o)]
         row += [ratio if _needs(preset) != "rewards alone" else "–", _choice(o.gate), _choice(o.weight)]
         row += [", ".join(others) or "–", o.aggregate.value]
         rows.append(row)

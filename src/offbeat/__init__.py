@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from offbeat.objective.credit import assign_credit
     from offbeat.objective.losses import Streams, counts, policy_loss
     from offbeat.objective.presets import PRESETS as presets
+    from offbeat.objective.spec import Objective
     from offbeat.reports.run import Run
     from offbeat.tasks.data import Example
     from offbeat.tasks.rewards import Reward
@@ -34,6 +35,7 @@ __all__ = [
     "ExperienceLog",
     "Group",
     "LateScore",
+    "Objective",
     "OffbeatError",
     "Prompt",
     "Reward",
@@ -68,6 +70,7 @@ _HOMES: Final = {
     "Example": "offbeat.tasks.data",
     "ExperienceLog": "offbeat.experience.log",
     "LateScore": "offbeat.experience.feedback",
+    "Objective": "offbeat.objective.spec",
     "Reward": "offbeat.tasks.rewards",
     "Run": "offbeat.reports.run",
     "Task": "offbeat.tasks.task",

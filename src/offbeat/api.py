@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.config import Config, examine
+from offbeat.config.objective import OWN_OBJECTIVE
+from offbeat.config.parsing import with_tables
 from offbeat.config.toml_file import TomlFile, key_paths
 from offbeat.drive import Callback, drive
 from offbeat.errors import ConfigError, HubError, RunError
-from offbeat.from_python import own_settings, placed, remove_task
+from offbeat.from_python import described, own_settings, remove_task
 from offbeat.hub import find_model, hub_name
 from offbeat.imports import paused_collector
 from offbeat.reports.run import Run
@@ -104,7 +106,9 @@ def train(
         eval_dataset: Evaluate on these rows, and train on all of `dataset`. Default: some rows are held out.
         reward_range: A reward outside ends the run. Default: rewards are not limited.
         settings: Any setting of the configuration: `steps=100, sync={"every": 10}`, or by its own name if that is
-            unique, `learning_rate=1e-6`. A lag that is known to lose needs `accept=True`.
+            unique, `learning_rate=1e-6`. A lag that is known to lose needs `accept=True`. Parts of your own, too:
+            `objective=Objective(gate=my_gate)`, `cadence=MyRule`, `sinks=[MySink]`, `engine={"kind": MyEngine}`; the
+            run directory keeps their source.
     """
     reward = _one("reward", reward, "reward_funcs", reward_funcs)
     dataset = _one("dataset", dataset, "train_dataset", train_dataset)
@@ -114,22 +118,21 @@ def train(
         source = _one("model", source, "model=", model)
     directory = RunDirectory(Path(out) if out is not None else _default_directory(source if reward is None else None))
     with Working("checking the configuration", quiet=not progress), paused_collector():  # to run, it loads torch
-        if reward is None and dataset is None:
-            config = checked(source, settings, to_run=True)
-            lock = directory.create(config)
-        else:
-            lock = directory.claim()
-            try:
-                own = own_settings(
+        lock = directory.claim()
+        try:
+            plain = described(settings, directory.parts)
+            if reward is not None or dataset is not None:
+                plain = own_settings(
                     directory, source, reward, dataset, eval_dataset=eval_dataset, reward_range=reward_range,
-                    settings=settings,
+                    settings=plain,
                 )  # fmt: skip
-                config = checked(None, own, to_run=True)
-                directory.record(config)
-            except BaseException:
-                remove_task(directory)
-                lock.release()
-                raise
+                source = None
+            config = checked(source, plain, to_run=True)
+            directory.record(config)
+        except BaseException:
+            remove_task(directory)
+            lock.release()
+            raise
     if progress:
         print(config.plan)
     return _drive(config, directory, lock, progress, callbacks)
@@ -317,14 +320,16 @@ def _load(
     overrides: Sequence[str] = (),
     also: Callable[[Config], list[str]] = lambda config: [],
 ) -> Config:
-    file, settings = None, placed(settings)
+    file, settings = None, described(settings)
     if isinstance(source, str | os.PathLike):
         file = TomlFile.read(Path(source), overrides)
         data = file.data
         if settings:
             file = replace(file, set_keys=frozenset(key_paths(settings)), set_by="keyword")
     else:
-        data = source.model_dump(mode="json") if isinstance(source, Config) else source or {}
+        data = source.model_dump(mode="json") if isinstance(source, Config) else with_tables(source or {})
+    if settings.get("objective", {}).get("preset") == OWN_OBJECTIVE:
+        data = {**data, "objective": {}}  # an `Objective` is whole: nothing of the file changes it
     examined = examine(_merged(data, settings))
     examined = examined.also(also(examined.config))
     if examined.problems:

@@ -45,6 +45,10 @@ class UnreachableFunction(OffbeatError, ValueError):
     """Another process cannot import this function."""
 
 
+class OwnPartError(OffbeatError, ValueError):
+    """A part of your own, such as a gate or a sink, cannot be loaded, or does not do what is asked of it."""
+
+
 class TaskError(OffbeatError, ValueError):
     """A task is not defined correctly."""
 

@@ -1,20 +1,31 @@
-"""The settings of `offbeat.train(model, reward, dataset, **settings)`: a task file, and settings by their own names."""
+"""The settings of `offbeat.train(model, reward, dataset, **settings)`: a task file, parts of your own, and their names.
 
+Python objects become text, because other processes and `offbeat resume` cannot see your session: an `Objective` is the
+table [objective], and a gate, a rule or an engine is a file with its source in the run directory.
+"""
+
+import inspect
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.config import Config
+from offbeat.config.axes import objective_table
+from offbeat.config.objective import OWN_OBJECTIVE
+from offbeat.config.parsing import with_tables
 from offbeat.config.synonyms import place
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, TaskError
 from offbeat.imports import missing_modules
+from offbeat.objective.spec import Objective
 from offbeat.preflight.forecast import ModelFiles
 from offbeat.run.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from offbeat.tasks.capture import RewardFunction
+    from offbeat.tasks.capture import RewardFunction, SourceCapture
 
 
 def own_settings(
@@ -43,7 +54,7 @@ def own_settings(
     from offbeat.tasks.capture import write_task
 
     task = write_task(directory.task, reward, dataset, eval_dataset, reward_range)
-    found = placed(settings)
+    found = dict(settings)
     found["model"] = {**found.get("model", {}), "path": os.fspath(model)}
     found["task"] = {**found.get("task", {}), "name": str(task)}
     if "kind" not in found.get("engine", {}) and (missing_modules(["vllm"]) or ModelFiles(Path(model)).tiny):
@@ -66,9 +77,72 @@ def _fitting(settings: Mapping[str, Any], steps: int, evaluations: int) -> int:
     return min(default.evaluation.prompts, max(8, trained // (4 * evaluations * samples)))
 
 
+def described(settings: Mapping[str, Any], parts: Path | None = None) -> dict[str, Any]:
+    """Return the settings as plain data. The source of a gate, rule, sink or engine goes into the folder `parts`."""
+
+    def refer(part: object) -> str:
+        if parts is None:
+            raise ConfigError(
+                [f"{part!r:.80} is an object of this session, which offbeat.train records; here write 'file.py:name'"]
+            )
+        return _write_part(parts, part)
+
+    return with_tables({name: _described(value, refer) for name, value in placed(settings).items()})
+
+
+def _described(value: object, refer: Callable[[object], str]) -> Any:
+    if isinstance(value, Objective):
+        return {"preset": OWN_OBJECTIVE, **objective_table(value, refer)}
+    if isinstance(value, Mapping):
+        return {key: _described(one, refer) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_described(one, refer) for one in value]
+    if value is None or isinstance(value, str | int | float | os.PathLike):
+        return value
+    return refer(value)
+
+
+def _write_part(folder: Path, part: object) -> str:
+    """Write the source of a part of your own into a file of the folder, and return its reference."""
+    from offbeat.tasks.capture import SourceCapture
+
+    source = SourceCapture(_values={})
+    try:
+        expression = _expression(source, part)
+    except TaskError as error:
+        raise ConfigError([str(error)]) from None
+    name = expression if expression.isidentifier() else "part"
+    text = str(source).lstrip() + ("" if name == expression else f"\n\n\npart = {expression}") + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"part_{len(list(folder.iterdir()))}.py"
+    path.write_text(text, encoding="utf-8")
+    return f"{path}:{name}"
+
+
+def _expression(source: "SourceCapture", part: object) -> str:
+    """Return the Python expression that makes a part again: its name, or a call with plain values."""
+    if isinstance(part, partial):
+        source.use(partial)
+        values = [_expression(source, part.func), *map(repr, part.args), *_arguments(part.keywords)]
+        return f"partial({', '.join(values)})"
+    if is_dataclass(part) and not isinstance(part, type):
+        given = {field.name: getattr(part, field.name) for field in fields(part) if field.init}
+        return f"{source.use(type(part))}({', '.join(_arguments(given))})"
+    if inspect.isclass(part) or (inspect.isroutine(part) and part.__name__ != "<lambda>"):
+        return source.use(part)
+    raise ConfigError(
+        [f"{part!r:.80} cannot be recorded: give a function made with `def`, a class, a dataclass or a partial of one"]
+    )
+
+
+def _arguments(values: Mapping[str, object]) -> list[str]:
+    return [f"{name}={value!r}" for name, value in values.items()]
+
+
 def remove_task(directory: RunDirectory) -> None:
     """Remove what `own_settings` wrote, because the run cannot start."""
     shutil.rmtree(directory.task, ignore_errors=True)
+    shutil.rmtree(directory.parts, ignore_errors=True)
     if [entry.name for entry in directory.path.iterdir()] == [directory.lock.name]:
         shutil.rmtree(directory.path)
 

@@ -1,8 +1,8 @@
 """What a process can import: installed extras, functions by name, and the environment around an import.
 
 - Extras: which modules are missing, and the command that installs them.
-- References: a function as `module:name`, or `file:/path/to/task.py:name` for a file that is not a module, so that
-  another process can load it without unpickling: a function, or what a name at the top level of a module stands for,
+- References: a function as `module:name`, or `path/to/task.py:name` for a file that is not a module, so that another
+  process can load it without unpickling: a function, or what a name at the top level of a module stands for,
   such as a lambda or an object with `__call__`. The keyword arguments of a `functools.partial` travel as JSON.
 - Environment variables that are set for the length of a block, for libraries that read them when they start.
 - The garbage collector, paused for the length of a block that imports large libraries.
@@ -15,16 +15,17 @@ import json
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import unquote, urlsplit
 
-from offbeat.errors import UnreachableFunction
+from offbeat.errors import OwnPartError, UnreachableFunction, first_line, suggest_nearest
 
 if TYPE_CHECKING:
     from offbeat.types import Json  # imports numpy, which `offbeat --help` does not need
@@ -178,6 +179,51 @@ def find_name(function: Callable[..., object]) -> tuple[ModuleType, str] | None:
     return None
 
 
+def load_module(home: str) -> ModuleType:
+    """Load what stands before the colon of a reference: a Python file, or a module."""
+    path = home.removeprefix(_FILE)
+    return load_file(Path(path)) if path.endswith(".py") or path != home else importlib.import_module(home)
+
+
+def is_reference(name: object) -> bool:
+    """Return True for the reference of a part of your own: `path/to/file.py:name`, or `module:name`."""
+    home, _, part = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+    return bool(home) and part.isidentifier()
+
+
+def load_own(target: str) -> object:
+    """Load a part of your own from its reference; raise `OwnPartError` with a sentence if that fails.
+
+    >>> load_own("math:isclos")
+    Traceback (most recent call last):
+    offbeat.errors.OwnPartError: math has no 'isclos'; did you mean 'isclose'?
+    """
+    home, _, name = target.rpartition(":")
+    try:
+        module = load_module(home)
+    except FileNotFoundError as error:
+        raise OwnPartError(str(error)) from None
+    except ModuleNotFoundError as error:
+        if error.name == home.split(".")[0]:
+            raise OwnPartError(f"{home} is no module; for a file write its path, ending in .py") from None
+        raise OwnPartError(f"{home} needs {error.name}, which is not installed: pip install {error.name}") from error
+    except Exception as error:  # the file is yours, and may raise anything
+        raise OwnPartError(f"{home} cannot be loaded: {describe_error(error, home)}; fix the file") from error
+    if (found := getattr(module, name, None)) is None:
+        defined = [one for one in vars(module) if not one.startswith("_")]
+        raise OwnPartError(f"{home} has no {name!r}; {suggest_nearest(name, defined)}")
+    return cast("object", found)
+
+
+def describe_error(error: Exception, path: str) -> str:
+    """Describe an error that a file of yours raised, with the last line of the file that led to it."""
+    own = str(Path(path).resolve())
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    at = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    what = error.msg if isinstance(error, SyntaxError) else first_line(error)
+    return f"{type(error).__name__}: {what}" + (f" (line {at})" if at else "")
+
+
 def resolve(target: str, options: "dict[str, Json] | None" = None) -> Callable[..., object]:
     """Load a function from its reference.
 
@@ -185,9 +231,7 @@ def resolve(target: str, options: "dict[str, Json] | None" = None) -> Callable[.
     True
     """
     home, _, name = target.rpartition(":")
-    found: object = (
-        load_file(Path(home.removeprefix(_FILE))) if home.startswith(_FILE) else importlib.import_module(home)
-    )
+    found: object = load_module(home)
     for part in name.split("."):
         found = getattr(found, part)
     if not callable(found):

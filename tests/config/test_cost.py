@@ -26,4 +26,4 @@ def test_the_longest_time_without_a_publish_is_the_lag_limit_and_at_most_100_ste
 
 def test_two_rules_for_the_same_decision_are_refused() -> None:
     (found,) = examine({"sync": {"by_cost": True, "drift_budget": 0.05}}).problems
-    assert "two rules for the same decision" in found
+    assert "2 rules for the same decision" in found

@@ -7,6 +7,7 @@ from batches import Batch
 from naive import Case
 
 from lab.parity.objectives import CHANGES, NEW, Change, LaggedBatch, gradient_error, outcome, pairs
+from offbeat.config.axes import KINDS
 from offbeat.config.objective import ObjectiveConfig
 from offbeat.objective.presets import PRESETS
 
@@ -21,7 +22,8 @@ def test_every_setting_changes_the_gradient_or_is_refused_for_every_preset() -> 
 
 
 def test_the_sweep_knows_every_setting() -> None:
-    assert {change.knob for change in CHANGES} | {"preset"} == set(ObjectiveConfig.model_fields)
+    axes = {"ratio", "against", "drop_surplus", *KINDS}  # choices and not constants: tests/config/test_axes.py
+    assert {change.knob for change in CHANGES} | {"preset"} | axes == set(ObjectiveConfig.model_fields)
 
 
 @pytest.mark.parametrize("knob", ["clip", "weight_cap"])

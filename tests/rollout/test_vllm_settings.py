@@ -10,7 +10,7 @@ from offbeat.config import parse
 from offbeat.placement import hardware
 from offbeat.rollout import vllm_settings
 from offbeat.rollout.vllm import VllmEngine
-from offbeat.run.build import start_engine
+from offbeat.run.engines import start_engine
 
 
 @pytest.mark.parametrize(("completion", "longest"), [(100, 256), (255, 256)])

@@ -18,8 +18,8 @@ from offbeat.placement.hardware import Hardware
 from offbeat.placement.plan import EnginePlace
 from offbeat.rollout import vllm
 from offbeat.run import devices
-from offbeat.run.build import engine_threads, start_engine
 from offbeat.run.devices import plan_run, shared_gpu
+from offbeat.run.engines import engine_threads, start_engine
 from offbeat.run.turns import GpuUser
 from offbeat.weights.probe import LENGTH
 from tests.trainer.small import a_trainer

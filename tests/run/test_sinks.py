@@ -1,5 +1,6 @@
 """Sinks get what the journal holds and cannot end a run; every metric is declared, and emitted."""
 
+import inspect
 import logging
 import re
 import sys
@@ -21,7 +22,6 @@ from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.run.sinks import GuardedSink, PrometheusFile, Value, metrics_of, open_journal
-from offbeat.run.sinks import journal as sinks
 from offbeat.run.sinks.samples import NewestSamples
 from offbeat.run.sinks.trackers import _markdown
 from offbeat.run.sinks.values import TRL_NAMES
@@ -82,11 +82,11 @@ def test_names_of_runs_are_escaped_for_prometheus(tmp_path: Path) -> None:
 
 
 class Failing:
-    def __init__(self) -> None:
-        self.writes = 0
+    def __init__(self, run: Path) -> None:
+        self.run = run
 
     def write(self, step: int, values: object) -> None:
-        self.writes += 1
+        (self.run / f"written {step}").touch()
         raise ConnectionError("the server is gone")
 
     def show(self, step: int, samples: object) -> None:
@@ -97,16 +97,17 @@ class Failing:
 
 
 def test_a_sink_that_fails_is_turned_off_with_one_warning(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    directory: RunDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing = Failing()
-    monkeypatch.setattr(sinks, "SINKS", {"wandb": lambda _: failing, "prometheus": sinks.SINKS["prometheus"]})
-    with caplog.at_level(logging.WARNING), open_journal(directory, ["wandb", "prometheus"], None) as journal:
+    (tmp_path / "own.py").write_text(f"from pathlib import Path\n\n{inspect.getsource(Failing)}")
+    own = f"{tmp_path / 'own.py'}:Failing"
+    with caplog.at_level(logging.WARNING), open_journal(directory, [own, "prometheus"], None) as journal:
         for step in range(1, 4):
             journal.write(EventKind.STEP, step, **STEP)
-    assert failing.writes == 1 and len(list(read(directory.events))) == 3
+    assert [path.name for path in directory.path.glob("written *")] == ["written 1"]
+    assert len(list(read(directory.events))) == 3
     assert [record.getMessage() for record in caplog.records] == [
-        "sink wandb failed and is off from now on: the server is gone; events.jsonl has all metrics"
+        f"sink {own} failed and is off from now on: the server is gone; events.jsonl has all metrics"
     ]
     assert 'offbeat_step{run="one"} 3' in (directory.path / "offbeat.prom").read_text()
 
@@ -190,14 +191,14 @@ def test_the_text_of_a_model_stays_in_its_cell() -> None:
     assert _markdown(("a", "b"), [("x | y", "<b>\nz")]).splitlines()[2] == "| x &#124; y | &lt;b><br>z |"
 
 
-def test_a_guarded_sink_is_closed_even_after_it_failed() -> None:
+def test_a_guarded_sink_is_closed_even_after_it_failed(tmp_path: Path) -> None:
     class Once(Failing):
         closed = False
 
         def close(self) -> None:
             self.closed = True
 
-    sink = Once()
+    sink = Once(tmp_path)
     guarded = GuardedSink("wandb", sink)
     guarded({"kind": EventKind.STEP, "step": 1, **STEP})
     guarded.close()

@@ -22,9 +22,10 @@ from offbeat.events import EventKind
 from offbeat.experience.ledger import Ledger
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.validation import ValidationRules
-from offbeat.run.build import RunContext, make_worker, start_engine
+from offbeat.run.build import RunContext, make_worker
 from offbeat.run.desk import Desk
 from offbeat.run.directory import RunDirectory
+from offbeat.run.engines import start_engine
 from offbeat.run.journal import MemoryJournal
 from offbeat.run.learner import LocalLearner, RankLearner
 from offbeat.run.local import LocalMember, LocalRun

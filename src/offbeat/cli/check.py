@@ -70,16 +70,19 @@ def checked(path: Path, settings: list[str] | None, gpus: str | None = None, *, 
 
 
 def _particulars(config: "Config", gpus: str | None) -> list[str]:
-    from offbeat.objective.presets import PRESETS
     from offbeat.preflight.checks import device_plan, lag_findings
 
-    preset = PRESETS[config.objective.preset]
+    preset = config.objective.known
     needs = ", ".join(sorted(need.value for need in config.objective.resolve().needs)) or "rewards alone"
     known = "data of any age" if preset.reported_lag == float("inf") else f"lag up to {preset.reported_lag:g}"
+    reported = f"reported for {known} ({preset.lag_evidence})"
+    if not preset.source:
+        reported = f"{preset.lag_evidence}, so begin with v = 1 and watch drift_tv_token and ess"
     return [
-        f"objective {preset.name}: needs {needs}; reported for {known} ({preset.lag_evidence})",
+        f"objective {preset.name}: needs {needs}; {reported}",
         *(f"measured here: {one}" for one in preset.measured),
         *(f"warning: {finding.text}" for finding in lag_findings(config)),
+        *(f"your own {setting}: {reference}" for setting, reference in config.own_parts),
         _amount(config),
         *([config.evaluation_plan] if config.evaluation_plan else []),
         *_model(config),

@@ -75,7 +75,8 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
 
     from offbeat.errors import TaskError
     from offbeat.rollout.prompt_leases import LocalPrompts, PerVersion, PromptLeases
-    from offbeat.run.build import RunContext, load_tokenizer, make_task, make_worker, open_pool, start_engine
+    from offbeat.run.build import RunContext, load_tokenizer, make_task, make_worker, open_pool
+    from offbeat.run.engines import start_engine
     from offbeat.run.fitting_prompts import FittingPrompts
 
     name = name or f"{socket.gethostname()}-{os.getpid()}"

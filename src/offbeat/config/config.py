@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from offbeat.config.adapter import AdapterConfig
+from offbeat.config.axes import OWN
 from offbeat.config.objective import ObjectiveConfig
 from offbeat.config.replays import possible_replays
 from offbeat.config.sections import (
@@ -26,7 +27,7 @@ from offbeat.config.sections import (
     TrainerConfig,
     WorkersConfig,
 )
-from offbeat.objective.presets import PRESETS
+from offbeat.imports import is_reference
 
 RETIRE_DRIFT: Final = 0.2
 """Drift at which a replayed group is retired by default: a fifth of the probability has moved elsewhere."""
@@ -127,8 +128,17 @@ class Config(Section):
 
     def steps_within_limit(self) -> int:
         """Return the largest lag in steps that keeps `largest_lag` within the preset's limit; at most 1000."""
-        limit = PRESETS[self.objective.preset].reported_lag
+        limit = self.objective.known.reported_lag
         return 1000 if limit == inf else max(0, int(limit + 1) // self.updates_per_batch - 1)
+
+    @property
+    def own_parts(self) -> list[tuple[str, str]]:
+        """The parts of your own: the setting that names each, and its reference."""
+        objective = self.objective
+        named = {f"objective.{axis}": getattr(objective, axis) for axis in ("preset", *OWN)}
+        named |= {"sync.cadence": self.sync.cadence, "engine.kind": self.engine.kind}
+        every = [*named.items(), *(("run.sinks", sink) for sink in self.run.sinks)]
+        return [(setting, name) for setting, name in every if is_reference(name)]
 
     @property
     def fresh(self) -> int:
@@ -178,6 +188,8 @@ class Config(Section):
 
     @property
     def _cadence(self) -> str:
+        if self.sync.cadence:
+            return f"when {self.sync.cadence} says so, at the latest after {self.longest} steps"
         if self.sync.by_cost:
             return f"when it costs less than lag, at the latest after {self.longest} steps"
         if self.sync.drift_budget is not None:

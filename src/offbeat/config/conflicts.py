@@ -117,6 +117,7 @@ def _cadence_conflicts(config: Config) -> list[str]:
     found = []
     if sync.adaptive and config.longest == 1:
         rule = "sync.by_cost" if sync.by_cost else f"sync.drift_budget = {sync.drift_budget}"
+        rule = f"sync.cadence = {sync.cadence!r}" if sync.cadence else rule
         why = f", because {preset!r} is reported for fresh data only" if sync.every is None else ""
         found.append(
             f"{rule}: the longest time between two publishes is one step{why}, so there is nothing to decide; remove "

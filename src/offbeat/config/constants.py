@@ -6,15 +6,17 @@ from typing import Any, Final
 
 from offbeat.objective.spec import (
     CentredBand,
-    Gate,
+    ExpWeight,
     GroupESS,
     Importance,
+    NoGate,
     Objective,
     OneSide,
     Reject,
     Ring,
     SecondMoment,
     SquaredLogRatio,
+    Truncate,
     TwoSide,
 )
 
@@ -24,120 +26,68 @@ CLIPPED: Final = (OneSide, TwoSide, Ring, CentredBand)
 
 @dataclass(frozen=True)
 class Constant:
-    """A number, or a pair of numbers, that only some presets have."""
+    """A number, or a pair of numbers, that only some presets have: fields of the choice on one axis."""
 
     name: str
     """Of the setting."""
-    in_preset: Callable[[Objective], bool]
-    change: Callable[[Objective, Any], Objective]
-    missing: Callable[[Objective], str]
+    axis: str
+    choices: tuple[type, ...]
+    """The classes that have it."""
+    fields: tuple[str, ...]
+    without: str
     """What to say of an objective without it, after "has"."""
+    when: Callable[[Any], bool] = lambda part: True
+    """Whether a choice of these classes uses it."""
 
+    def in_preset(self, objective: Objective) -> bool:
+        return any(self._has(part) for part in self._parts(objective))
 
-def _clip(gate: Gate, low: float, high: float) -> Gate:
-    if isinstance(gate, CentredBand):
-        return CentredBand(low)
-    return replace(gate, low=low, high=high) if isinstance(gate, OneSide | TwoSide | Ring) else gate
+    def _parts(self, objective: Objective) -> tuple[Any, ...]:
+        part = getattr(objective, self.axis)
+        return part if isinstance(part, tuple) else (part,)
 
+    def _has(self, part: object) -> bool:
+        return isinstance(part, self.choices) and self.when(part)
 
-def _no_clip(objective: Objective) -> str:
-    if isinstance(objective.gate, SecondMoment):
-        return "a gate without a clip, whose limit is objective.m2_limit"
-    return "no gate"
-
-
-def _no_temperature(objective: Objective) -> str:
-    if objective.exp_weight is not None:
-        return "a temperature that is chosen per batch, within objective.temperature_range"
-    return "no exponential weight"
-
-
-def _tau(objective: Objective, tau: float) -> Objective:
-    terms = tuple(replace(r, tau=tau) if isinstance(r, SquaredLogRatio) else r for r in objective.regularizers)
-    return replace(objective, regularizers=terms)
-
-
-def _part(axis: str, *names: str) -> Callable[[Objective, Any], Objective]:
-    """Return a change that sets the given fields of one axis to a number or a pair."""
-
-    def change(objective: Objective, value: Any) -> Objective:
+    def change(self, objective: Objective, value: Any) -> Objective:
+        """Return the objective with another value."""
         values = value if isinstance(value, tuple) else (value,)
-        part = replace(getattr(objective, axis), **dict(zip(names, values, strict=True)))
-        return replace(objective, **{axis: part})
+        parts = tuple(self._changed(part, values) if self._has(part) else part for part in self._parts(objective))
+        changed: Any = parts if isinstance(getattr(objective, self.axis), tuple) else parts[0]
+        return replace(objective, **{self.axis: changed})
 
-    return change
+    def _changed(self, part: Any, values: tuple[float, ...]) -> Any:
+        if isinstance(part, CentredBand):
+            return CentredBand(values[0])
+        return replace(part, **dict(zip(self.fields, values, strict=True)))
 
-
-def _says(text: str) -> Callable[[Objective], str]:
-    return lambda _: text
+    def missing(self, objective: Objective) -> str:
+        """Return what to say of an objective without it, after "has"."""
+        if self.name == "clip" and not isinstance(objective.gate, NoGate):
+            limit = ", whose limit is objective.m2_limit" if isinstance(objective.gate, SecondMoment) else ""
+            return f"a gate without a clip{limit}"
+        if self.name == "temperature" and objective.exp_weight is not None:
+            return "a temperature that is chosen per batch, within objective.temperature_range"
+        return self.without
 
 
 CONSTANTS: Final = (
+    Constant("clip", "gate", CLIPPED, ("low", "high"), "no gate"),
+    Constant("outer_clip", "gate", (Ring,), ("outer_low", "outer_high"), "no ring"),
+    Constant("m2_limit", "gate", (SecondMoment,), ("limit",), "no gate on the second moment of the batch"),
+    Constant("weight_cap", "weight", (Importance,), ("cap",), "no importance weight"),
+    Constant("correction_cap", "correction", (Truncate,), ("cap",), "no correction factor π_k/α"),
+    Constant("reject_band", "reject", (Reject,), ("low", "high"), "no band of π_k/α that rejects completions"),
+    Constant("min_ess", "reject", (GroupESS,), ("least",), "no gate on the effective sample size of a group"),
     Constant(
-        "clip",
-        lambda o: isinstance(o.gate, CLIPPED),
-        lambda o, pair: replace(o, gate=_clip(o.gate, *pair)),
-        _no_clip,
+        "temperature", "exp_weight", (ExpWeight,), ("temperature",), "no exponential weight",
+        when=lambda weight: not weight.adaptive,
     ),
     Constant(
-        "outer_clip",
-        lambda o: isinstance(o.gate, Ring),
-        _part("gate", "outer_low", "outer_high"),
-        _says("no ring"),
+        "temperature_range", "exp_weight", (ExpWeight,), ("lowest", "highest"),
+        "no temperature that is chosen per batch", when=lambda weight: weight.adaptive,
     ),
-    Constant(
-        "m2_limit",
-        lambda o: isinstance(o.gate, SecondMoment),
-        _part("gate", "limit"),
-        _says("no gate on the second moment of the batch"),
-    ),
-    Constant(
-        "weight_cap",
-        lambda o: isinstance(o.weight, Importance),
-        _part("weight", "cap"),
-        _says("no importance weight"),
-    ),
-    Constant(
-        "correction_cap",
-        lambda o: o.correction is not None,
-        _part("correction", "cap"),
-        _says("no correction factor π_k/α"),
-    ),
-    Constant(
-        "reject_band",
-        lambda o: isinstance(o.reject, Reject),
-        _part("reject", "low", "high"),
-        _says("no band of π_k/α that rejects completions"),
-    ),
-    Constant(
-        "min_ess",
-        lambda o: isinstance(o.reject, GroupESS),
-        _part("reject", "least"),
-        _says("no gate on the effective sample size of a group"),
-    ),
-    Constant(
-        "temperature",
-        lambda o: o.exp_weight is not None and not o.exp_weight.adaptive,
-        _part("exp_weight", "temperature"),
-        _no_temperature,
-    ),
-    Constant(
-        "temperature_range",
-        lambda o: o.exp_weight is not None and o.exp_weight.adaptive,
-        _part("exp_weight", "lowest", "highest"),
-        _says("no temperature that is chosen per batch"),
-    ),
-    Constant(
-        "exponent_cap",
-        lambda o: o.exp_weight is not None,
-        _part("exp_weight", "cap"),
-        _says("no exponential weight"),
-    ),
-    Constant(
-        "tau",
-        lambda o: any(isinstance(term, SquaredLogRatio) for term in o.regularizers),
-        _tau,
-        _says("no square of the log-ratio"),
-    ),
-)
+    Constant("exponent_cap", "exp_weight", (ExpWeight,), ("cap",), "no exponential weight"),
+    Constant("tau", "regularizers", (SquaredLogRatio,), ("tau",), "no square of the log-ratio"),
+)  # fmt: skip
 """The settings that a preset may lack. They are refused there."""

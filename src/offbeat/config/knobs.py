@@ -66,6 +66,8 @@ def _kind(schema: Schema, root: Schema) -> str:
         return f"a list of {len(schema['prefixItems'])}: {_kind(schema['prefixItems'][0], root)}"
     if schema.get("type") == "array":
         return f"a list of any of: {_kind(schema['items'], root).removeprefix('one of ')}"
+    if schema.get("format") == "reference":
+        return 'your own as "file.py:name"'
     names = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
     limits = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     words = [

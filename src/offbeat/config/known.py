@@ -107,7 +107,8 @@ class LagEvidence:
     @property
     def _preset(self) -> Preset | None:
         """The published objective; None for one of the user's own."""
-        return PRESETS.get(self.config.objective.preset)
+        known = self.config.objective.known
+        return known if known.source else None
 
     @property
     def _rate(self) -> float:
@@ -202,7 +203,8 @@ class LagEvidence:
 
 def with_preset(config: Config, name: str) -> Config:
     """Return the configuration with another preset and the same changes to it."""
-    return config.model_copy(update={"objective": config.objective.model_copy(update={"preset": name})})
+    objective = config.objective if config.objective.preset in PRESETS else ObjectiveConfig()
+    return config.model_copy(update={"objective": objective.model_copy(update={"preset": name})})
 
 
 def _rows(config: Config) -> list[MeasuredLag]:

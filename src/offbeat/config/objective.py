@@ -1,17 +1,21 @@
-"""The table [objective]: a preset and changes to it. No torch.
+"""The table [objective]: a preset, or an objective of your own, and changes to it. No torch.
 
 A setting that could have no effect is refused with a sentence, never ignored.
 """
 
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import fields, replace
+from math import inf
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from offbeat.config.axes import KINDS, part_of, table_of
 from offbeat.config.constants import CLIPPED, CONSTANTS
+from offbeat.config.parts import Named
 from offbeat.config.sections import FROM_TOML, Section
 from offbeat.errors import suggest_nearest
-from offbeat.objective.presets import PRESETS
+from offbeat.imports import is_reference
+from offbeat.objective.presets import PRESETS, Preset
 from offbeat.objective.spec import (
     KL,
     Advantage,
@@ -21,24 +25,60 @@ from offbeat.objective.spec import (
     CutOff,
     Importance,
     KLEstimator,
+    Level,
     Need,
+    NoGate,
     Objective,
+    One,
+    OwnFunction,
     Ring,
 )
 
 Above0 = Annotated[float, Field(gt=0)]
 Pair = Annotated[tuple[float, float], FROM_TOML]
 UNDIVIDED = {Advantage.CENTRED, Advantage.LEAVE_ONE_OUT, Advantage.REWARD}
+Axis = dict[str, Any] | str | None
+"""A table {kind = …}, the kind alone, or for gate and weight the reference of your own function."""
+OWN_OBJECTIVE = "own"
+"""The `preset` of an `Objective` given in Python: no published one, every axis is set."""
+VARIANTS = {"advantage", "epsilon", "baseline_shift", "zero_variance_mask", "aggregate"}
+"""Axes that compare variants of a preset: what is known about its lag is not about them."""
 
 
 class ObjectiveConfig(Section):
     """[objective]: a preset, and changes to it. Settings that are left out stay as published."""
 
     preset: str = "rec-oneside-nois"
-    """The objective. `offbeat objectives` lists all of them with the lag each is known to tolerate."""
-    advantage: Annotated[Advantage | None, FROM_TOML] = None
+    """The objective. `offbeat objectives` lists all of them with the lag each is known to tolerate. For an `Objective`
+    of your own write `objective = "file.py:name"`; "own" is plain REINFORCE until you set the axes."""
+    advantage: Annotated[str, Named(tuple(one.value for one in Advantage))] | None = None
     """How the rewards of a group become advantages. Change it to compare normalizations; "shrunk" also compares with
-    the prompt's earlier results."""
+    the prompt's earlier results. Your own function takes (rewards_BG, scored_BG) and returns advantages_BG."""
+    ratio: Annotated[Level | None, FROM_TOML] = None
+    """The unit of the ratio that gate and weight use. `geometric` is the mean over the completion, `sequence` the
+    product. Change it if single tokens have extreme ratios."""
+    against: Annotated[Against | None, FROM_TOML] = None
+    """The denominator of that ratio: `behavior` is α, which gates lag; `proximal` is π_k, which gates only the updates
+    of this batch."""
+    gate: Axis = None
+    """Which tokens may push the policy, for example {kind = "one-side", low = 0.2, high = 0.28}. Kinds: none, one-side,
+    two-side (or band), ring, centred-band, second-moment. Your own function takes (ratios_NT, advantages_N1) and
+    returns True where a token passes."""
+    weight: Axis = None
+    """The importance weight: {kind = "importance", cap = 2.0}. Kinds: one, importance, tapered. Your own function takes
+    (ratios_NT, advantages_N1) and returns weights."""
+    correction: Axis = None
+    """An extra factor π_k/α: {kind = "truncate", cap = 2.0}. Kinds: none, truncate."""
+    reject: Axis = None
+    """Stops data that no longer resemble the policy: {kind = "band", low = 0.5, high = 2.0}. Kinds: none, band,
+    group-ess."""
+    exp_weight: Axis = None
+    """RED-Weight: {kind = "exponential", temperature = 1.0}. Kinds: none, exponential."""
+    drop_surplus: bool | None = None
+    """RED-Drop: leave out the answers below the mean that outnumber the others."""
+    regularizers: list[dict[str, Any]] | None = None
+    """Terms beside the policy gradient: [{kind = "squared-log-ratio", tau = 0.1}]. Kinds: kl, squared-log-ratio. For a
+    KL term alone set kl_coefficient."""
     epsilon: Above0 | None = None
     """ε added to the variance or the deviation that divides advantages. Raise it if groups of nearly equal rewards
     dominate the gradient."""
@@ -91,16 +131,50 @@ class ObjectiveConfig(Section):
     @field_validator("preset")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in PRESETS:
+        if name not in PRESETS and name != OWN_OBJECTIVE and not is_reference(name):
             raise ValueError(f"is not a preset; {suggest_nearest(name, PRESETS)}")
         return name
 
+    @field_validator(*KINDS, mode="before")
+    @classmethod
+    def _complete(cls, given: Any, info: ValidationInfo) -> Any:
+        """Check an axis, and fill in what its table leaves out."""
+        axis = str(info.field_name)
+        return None if given is None else table_of(axis, part_of(axis, given), str)
+
+    @property
+    def known(self) -> Preset:
+        """The published objective that this is, with what is known about its lag. Nothing is known of any other."""
+        preset, axes = PRESETS.get(self.preset), self._axes()
+        if preset is not None and not axes.keys() - VARIANTS and not isinstance(axes.get("advantage"), OwnFunction):
+            return preset
+        objective = self._with_axes()
+        same = (one for one in PRESETS.values() if one.objective == objective)
+        name = f"{self.preset} with other axes" if preset else self.preset
+        return next(same, Preset(name, objective, "", "", "", inf, "nobody has shown how much lag it tolerates"))
+
+    def _axes(self) -> dict[str, Any]:
+        """Return the axes that are set."""
+        found = {}
+        for axis in (field.name for field in fields(Objective) if field.name != "truncated"):
+            if (given := getattr(self, axis)) is None:
+                continue
+            if axis == "advantage":
+                given = OwnFunction(given) if is_reference(given) else Advantage(given)
+            found[axis] = part_of(axis, given) if axis in KINDS else given
+        return found
+
+    def _with_axes(self) -> Objective:
+        """Return the preset with the axes that are set; as published if they contradict each other, see `problems`."""
+        published = PRESETS[self.preset].objective if self.preset in PRESETS else Objective()
+        try:
+            return replace(published, **self._axes())
+        except ValueError:
+            return published
+
     def resolve(self) -> Objective:
-        """Return the preset with the changes applied."""
-        objective = replace(PRESETS[self.preset].objective, truncated=self.truncated)
-        for name in ("advantage", "epsilon", "baseline_shift", "zero_variance_mask", "aggregate"):
-            if (value := getattr(self, name)) is not None:
-                objective = replace(objective, **{name: value})
+        """Return the preset with the changes applied. A function of your own is not loaded before it is called."""
+        objective = replace(self._with_axes(), truncated=self.truncated)
         for constant in CONSTANTS:
             if (value := getattr(self, constant.name)) is not None and constant.in_preset(objective):
                 objective = constant.change(objective, value)
@@ -113,16 +187,28 @@ class ObjectiveConfig(Section):
 
     def problems(self) -> list[str]:
         """Return the conflicts between settings of this section."""
-        preset, resolved = PRESETS[self.preset].objective, self.resolve()
+        preset, resolved = self._with_axes(), self.resolve()
+        if any(getattr(preset, axis) != part for axis, part in self._axes().items()):
+            return [
+                "objective.against = 'proximal': a centered band is centered on π_k/α, so its ratio is π/α; set "
+                "objective.against = 'behavior', or another objective.gate"
+            ]
         found = [
             f"{self._setting(one.name)}: {self.preset!r} has {one.missing(preset)}; remove objective.{one.name}"
             for one in CONSTANTS
             if getattr(self, one.name) is not None and not one.in_preset(preset)
         ]
+        if self.preset in PRESETS and isinstance(preset.gate, NoGate) and isinstance(preset.weight, One):
+            found += [
+                f"{self._setting(name)}: {self.preset!r} has neither a gate nor a weight; remove objective.{name}"
+                for name in ("ratio", "against")
+                if getattr(self, name) is not None
+            ]
         found += [*self._clip_problems(), *self._range_problems(resolved)]
-        if self.epsilon is not None and resolved.advantage in UNDIVIDED:
+        divided = isinstance(resolved.advantage, Advantage) and resolved.advantage not in UNDIVIDED
+        if self.epsilon is not None and self.preset in PRESETS and not divided:
             found.append(
-                f"{self._setting('epsilon')}: {resolved.advantage.value!r} advantages are not divided by a deviation; "
+                f"{self._setting('epsilon')}: {self._advantage(resolved)} advantages are not divided by a deviation; "
                 "remove objective.epsilon, or set objective.clip if you mean the clip range"
             )
         if resolved.advantage is Advantage.SHRUNK and resolved.zero_variance_mask:
@@ -132,7 +218,7 @@ class ObjectiveConfig(Section):
             )
         if self.prior_halflife is not None and resolved.advantage is not Advantage.SHRUNK:
             found.append(
-                f"{self._setting('prior_halflife')}: {resolved.advantage.value!r} advantages use no earlier results; "
+                f"{self._setting('prior_halflife')}: {self._advantage(resolved)} advantages use no earlier results; "
                 "set objective.advantage = 'shrunk', or remove objective.prior_halflife"
             )
         if self.kl_estimator is not None and self.kl_coefficient == 0:
@@ -163,12 +249,15 @@ class ObjectiveConfig(Section):
             )
         return found
 
+    def _advantage(self, objective: Objective) -> str:
+        return repr(self.advantage or str(objective.advantage))
+
     def _setting(self, name: str) -> str:
         value = getattr(self, name)
         return f"objective.{name} = {f'{value:g}' if isinstance(value, float) else value}"
 
     def _clip_problems(self) -> list[str]:
-        if self.clip is None or not isinstance(gate := PRESETS[self.preset].objective.gate, CLIPPED):
+        if self.clip is None or not isinstance(gate := self._with_axes().gate, CLIPPED):
             return []
         found = []
         if isinstance(gate, CentredBand) and self.clip[0] != self.clip[1]:

@@ -14,12 +14,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from offbeat.config.axes import with_own_objective
 from offbeat.config.config import Config
 from offbeat.config.conflicts import conflicts
 from offbeat.config.knobs import knobs
 from offbeat.config.sections import Section
 from offbeat.config.synonyms import nearest, suggest_setting
-from offbeat.errors import ConfigError, suggest_nearest
+from offbeat.errors import ConfigError, OwnPartError, suggest_nearest
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,15 @@ class Examined:
 
 def examine(data: Mapping[str, Any]) -> Examined:
     """Find every problem: settings that are invalid by themselves, and settings that conflict."""
-    remaining: dict[str, Any] = copy.deepcopy(dict(data))
     problems: dict[str, list[str]] = {}
+    data = with_tables(data)
+    remaining: dict[str, Any] = copy.deepcopy(data)
+    if isinstance(objective := data.get("objective"), Mapping):
+        try:
+            remaining["objective"] = with_own_objective(objective)
+        except OwnPartError as wrong:
+            problems["objective.preset"] = [f"objective.preset = {objective['preset']!r}: {wrong}"]
+            del remaining["objective"]["preset"]
     while True:
         try:
             config = Config.model_validate(remaining)
@@ -61,6 +69,16 @@ def examine(data: Mapping[str, Any]) -> Examined:
     return Examined(config, [message for found in problems.values() for message in dict.fromkeys(found)], faulty).also(
         conflicts(config)
     )
+
+
+def with_tables(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data with `objective = "grpo"` written as the table that it stands for.
+
+    >>> with_tables({"objective": "grpo"})
+    {'objective': {'preset': 'grpo'}}
+    """
+    objective = data.get("objective")
+    return {**data, "objective": {"preset": objective}} if isinstance(objective, str) else dict(data)
 
 
 def parse(data: Mapping[str, Any]) -> Config:

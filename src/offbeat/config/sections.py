@@ -6,15 +6,15 @@ The docstring under a setting says what it does and when to change it.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
 
 from offbeat.config.engine_arguments import refusals
+from offbeat.config.parts import ENGINES, SINKS, Named
 from offbeat.hub import model_directory
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-SinkName = Literal["tensorboard", "wandb", "trackio", "mlflow", "prometheus"]
 FROM_TOML = Field(strict=False)
 """For choices and pairs, which TOML writes as text and lists."""
 
@@ -66,20 +66,22 @@ class SamplingConfig(Section):
 
 
 class SyncConfig(Section):
-    """[sync]: when workers get new weights. The rule is `every`, unless `drift_budget` or `by_cost` is set."""
+    """[sync]: when workers get new weights. `every` is the rule, unless one of the three settings after it is set."""
 
     every: Positive | None = None
     """v: publish every v steps. Raise it to spend less time on syncs: lag is then 0 to v - 1. Left out, it is 1. With
-    `drift_budget` or `by_cost`, v is the longest time without a publish; left out, as long as the preset's lag limit
-    allows, at most 100."""
+    `drift_budget`, `by_cost` or `cadence`, v is the longest time without a publish; left out, as long as the preset's
+    lag limit allows, at most 100."""
     drift_budget: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Publish when the mean per-token TV from the version published last exceeds this. Set it to sync only when it
     matters; 0.05 is a good start."""
     by_cost: bool = False
     """Publish when the gradient that the gate stopped since the last publish has cost more seconds than a publish. Both
     are measured in the run, so there is no number to choose."""
+    cadence: Annotated[str, Named()] | None = None
+    """Your own rule that decides when to publish: a class with a method `due(since, publish_seconds)`."""
     at_least: Positive = 1
-    """Smallest number of steps between two publishes because of drift or cost. Raise it if publishes are slow."""
+    """Smallest number of steps between two publishes that are not due to `every`. Raise it if publishes are slow."""
     offset: Annotated[int, Field(ge=0)] = 0
     """Train each group this many steps later than it could be: a fixed lag, as with workers that run ahead. Only in
     lockstep mode, to study lag. `every = 1, offset = 10` is the setting of arXiv 2509.24203."""
@@ -88,8 +90,8 @@ class SyncConfig(Section):
 
     @property
     def adaptive(self) -> bool:
-        """True if drift or cost decides, and `every` is only the longest time."""
-        return self.by_cost or self.drift_budget is not None
+        """True if drift, cost or a rule of your own decides, and `every` is only the longest time."""
+        return self.by_cost or self.drift_budget is not None or self.cadence is not None
 
     def problems(self) -> list[str]:
         """Return the conflicts between settings of this section."""
@@ -100,13 +102,11 @@ class SyncConfig(Section):
             )
         elif self.at_least > 1 and not self.adaptive:
             found.append(
-                f"sync.at_least = {self.at_least} has no effect without sync.drift_budget or sync.by_cost; remove it"
+                f"sync.at_least = {self.at_least} has no effect without sync.drift_budget, sync.by_cost or "
+                "sync.cadence; remove it"
             )
-        if self.by_cost and self.drift_budget is not None:
-            found.append(
-                f"sync.by_cost and sync.drift_budget = {self.drift_budget} are two rules for the same decision; remove "
-                "one of them"
-            )
+        if len(rules := [f"sync.{name}" for name in ("by_cost", "drift_budget", "cadence") if getattr(self, name)]) > 1:
+            found.append(f"{' and '.join(rules)} are {len(rules)} rules for the same decision; keep one of them")
         return found
 
 
@@ -157,8 +157,8 @@ class TaskConfig(Section):
 class EngineConfig(Section):
     """[engine]: what generates completions."""
 
-    kind: Literal["hf", "vllm"] = "vllm"
-    """`hf` is transformers: slow, but reproducible bit by bit. `vllm` is fast."""
+    kind: Annotated[str, Named(ENGINES)] = "vllm"
+    """`hf` is transformers: slow, but reproducible bit by bit. `vllm` is fast. Your own is a class or function."""
     max_prompt_tokens: Positive = 1024
     """The longest prompt; longer ones are left out, and the run says how many. Lower it to save memory."""
     on_update: Literal["keep", "drain"] = "keep"
@@ -177,12 +177,12 @@ class EngineConfig(Section):
     must divide the model's attention heads."""
     extra: dict[str, Any] = {}
     """More engine arguments of vLLM, passed on as they are: `extra = { max_num_batched_tokens = 8192 }`. Arguments that
-    would change what is sampled, or that offbeat sets itself, are refused."""
+    would change what is sampled, or that offbeat sets itself, are refused. Your own engine may take any."""
 
     @field_validator("extra")
     @classmethod
-    def _allowed(cls, extra: dict[str, Any]) -> dict[str, Any]:
-        if refused := refusals(extra):
+    def _allowed(cls, extra: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if (refused := refusals(extra)) and info.data.get("kind") in ENGINES:
             raise ValueError(f"sets arguments that it may not: {'; '.join(refused)}; remove them")
         return extra
 
@@ -338,8 +338,9 @@ class RunConfig(Section):
     """Seconds without a new group, or for one call to the trainer, before the run stops with an error. A group that a
     worker has not finished after half of it is cancelled and generated again. Raise it if feedback comes late, or if
     one answer takes longer than that."""
-    sinks: Annotated[tuple[SinkName, ...], FROM_TOML] = ()
-    """Where to send metrics and samples in addition to events.jsonl. A sink that fails does not stop the run."""
+    sinks: Annotated[tuple[Annotated[str, Named(SINKS)], ...], FROM_TOML] = ()
+    """Where to send metrics and samples in addition to events.jsonl. A sink that fails does not stop the run. Your
+    own is a class or function."""
     silence: Annotated[float, Field(ge=5)] = 15.0
     """Seconds without a heartbeat after which an engine, worker or rank counts as lost. Raise it on a slow or busy
     machine."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.config.config import Config
-from offbeat.config.parsing import examine
+from offbeat.config.parsing import examine, with_tables
 from offbeat.errors import ConfigError
 
 
@@ -51,7 +51,7 @@ class TomlFile:
         """Read a file and apply `settings` to it."""
         try:
             text = path.read_text(encoding="utf-8")
-            data = tomllib.loads(text)
+            data = with_tables(tomllib.loads(text))
         except (FileNotFoundError, IsADirectoryError):
             raise ConfigError([f"{path} is not a file; `offbeat init` writes one to start from"]) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as broken:
@@ -108,11 +108,13 @@ def apply_setting(data: dict[str, Any], setting: str) -> str:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    table = data
     for part in parts[:-1]:
-        inner = data.get(part)
-        data[part] = inner if isinstance(inner, dict) else {}
-        data = data[part]
-    data[parts[-1]] = value
+        inner = table.get(part)
+        table[part] = inner if isinstance(inner, dict) else {}
+        table = table[part]
+    table[parts[-1]] = value
+    data |= with_tables(data)
     return ".".join(parts)
 
 

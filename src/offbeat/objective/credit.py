@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offbeat.objective.spec import Advantage, CutOff, Objective
+from offbeat.errors import OwnPartError
+from offbeat.objective.spec import Advantage, CutOff, Objective, TensorFunction
 
 EPSILON = Objective().epsilon
 
@@ -23,9 +24,16 @@ VARIANCE_TOLERANCE = 1e-12
 
 
 def advantages(
-    kind: Advantage, rewards_BG: Tensor, scored_BG: Tensor, *, prior_B2: Tensor | None = None, epsilon: float = EPSILON
+    kind: Advantage | TensorFunction,
+    rewards_BG: Tensor,
+    scored_BG: Tensor,
+    *,
+    prior_B2: Tensor | None = None,
+    epsilon: float = EPSILON,
 ) -> Tensor:
     """Return advantages [B, G] of the given kind; 0 for completions without a score and in groups of equal rewards.
+
+    A function of your own gets the rewards, 0 where there is no score; what it returns for equal rewards counts.
 
     Only `SHRUNK` uses `prior_B2`, the pseudo-counts (right, wrong) of each prompt from earlier data, without this
     group. It compares a completion with that history too, so groups of equal rewards have advantages. `REWARD` compares
@@ -38,6 +46,8 @@ def advantages(
     _check(rewards_BG, scored_BG)
     count_B1 = scored_BG.sum(-1, keepdim=True).clamp(min=1)
     rewards_BG = torch.where(scored_BG, rewards_BG, 0.0)
+    if not isinstance(kind, Advantage):
+        return torch.where(scored_BG, call_own("advantage", kind, rewards_BG, scored_BG), 0.0)
     if kind is Advantage.SHRUNK:
         return _shrunk(rewards_BG, scored_BG, prior_B2, epsilon)
     if kind is Advantage.REWARD:
@@ -58,6 +68,24 @@ def advantages(
             return centred_BG / ((sum_squares_B1 / (count_B1 - 1).clamp(min=1)).sqrt() + epsilon)
         case Advantage.LEAVE_ONE_OUT:
             return centred_BG * count_B1 / (count_B1 - 1).clamp(min=1)
+
+
+def call_own(
+    what: str, function: TensorFunction, first: Tensor, second: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Call a function of your own, and check that its result has the shape of its first argument and this dtype."""
+    found: object = function(first, second)
+    name = getattr(function, "target", None) or getattr(function, "__qualname__", type(function).__qualname__)
+    if not isinstance(found, Tensor) or found.shape != first.shape:
+        given = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise OwnPartError(f"the {what} {name} returned {given}; it must return a tensor of shape {list(first.shape)}")
+    if dtype is torch.bool and found.dtype is not dtype:
+        raise OwnPartError(
+            f"the {what} {name} returned {found.dtype}; it must return torch.bool: True where a token passes"
+        )
+    if dtype is None and not bool(found.isfinite().all()):
+        raise OwnPartError(f"the {what} {name} returned NaN or infinity; check for a division by zero")
+    return found.detach().to(first.device, dtype or first.dtype)
 
 
 def _shrunk(rewards_BG: Tensor, scored_BG: Tensor, prior_B2: Tensor | None, epsilon: float) -> Tensor:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from offbeat.objective.credit import call_own
 from offbeat.objective.spec import (
     KL,
     Aggregate,
@@ -91,6 +92,8 @@ def importance_weights(weight: Weight, ratios_NT: Tensor, advantages_N1: Tensor)
             return ratios_NT.clamp(max=cap)
         case Tapered():
             return torch.where(advantages_N1 >= 0, 1.0, ratios_NT.clamp(max=1.0))
+        case own:
+            return call_own("weight", own, ratios_NT, advantages_N1)
 
 
 def passes(gate: Gate, ratios_NT: Tensor, advantages_N1: Tensor, proximal_ratios_NT: Tensor | None = None) -> Tensor:
@@ -121,6 +124,8 @@ def passes(gate: Gate, ratios_NT: Tensor, advantages_N1: Tensor, proximal_ratios
             above = ratios_NT <= proximal_ratios_NT + width
             below = ratios_NT >= (proximal_ratios_NT - width).clamp(min=0)
             return (up & above) | (down & below)
+        case own:
+            return call_own("gate", own, ratios_NT, advantages_N1, dtype=torch.bool)
 
 
 def _within(ratios_NT: Tensor, low: float, high: float) -> Tensor:

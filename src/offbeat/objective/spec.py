@@ -5,11 +5,39 @@ The loss of every objective is, over completions and their tokens,
     L = - aggregate[ gate · weight · correction · A · log π ] + regularizers
 
 where everything but log π is constant. A published algorithm is one entry of `presets.py`.
+
+Advantage, gate and weight may be pure functions of your own:
+
+    advantage(rewards_BG, scored_BG) -> advantages_BG   once per batch, float64; False in scored_BG: no score
+    gate(ratios_NT, advantages_N1)   -> passes_NT       bool; N are some of the batch: decide each one by itself
+    weight(ratios_NT, advantages_N1) -> weights_NT      the same; the ratios are those of `ratio` and `against`
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+from typing import TYPE_CHECKING, cast
+
+from offbeat.imports import load_own
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TensorFunction = Callable[["Tensor", "Tensor"], "Tensor"]
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """An advantage, gate or weight of your own, by its reference: `file.py:name` or `module:name`.
+
+    It is loaded when it is called first, in the process that trains.
+    """
+
+    target: str
+
+    def __call__(self, first: "Tensor", second: "Tensor") -> "Tensor":
+        return cast("TensorFunction", load_own(self.target))(first, second)
 
 
 class Advantage(StrEnum):
@@ -93,7 +121,7 @@ class SecondMoment:
     limit: float = 0.04
 
 
-Gate = NoGate | OneSide | TwoSide | Ring | CentredBand | SecondMoment
+Gate = NoGate | OneSide | TwoSide | Ring | CentredBand | SecondMoment | TensorFunction
 
 
 @dataclass(frozen=True)
@@ -113,7 +141,7 @@ class Tapered:
     """1 for A ≥ 0, min(ratio, 1) for A < 0: bad answers fade out as the policy moves away from them."""
 
 
-Weight = One | Importance | Tapered
+Weight = One | Importance | Tapered | TensorFunction
 
 
 @dataclass(frozen=True)
@@ -225,7 +253,7 @@ class Objective:
     [<Need.BEHAVIOR: 'behavior'>]
     """
 
-    advantage: Advantage = Advantage.CENTRED
+    advantage: Advantage | TensorFunction = Advantage.CENTRED
     epsilon: float = 1e-4
     """Keeps the division by a deviation finite. The value of Mroueh et al. 2025 and of TRL."""
     baseline_shift: float = 0.0

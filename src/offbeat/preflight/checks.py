@@ -13,6 +13,7 @@ from typing import Any, Final
 from offbeat.config import Config
 from offbeat.config.conflicts import conflicts
 from offbeat.config.known import Finding, Level
+from offbeat.config.parts import SINKS, EngineKind
 from offbeat.errors import (
     CannotPlace,
     HubError,
@@ -31,6 +32,7 @@ from offbeat.placement.plan import DevicePlan, cannot_split
 from offbeat.placement.shape import ModelShape
 from offbeat.preflight.forecast import ModelFiles
 from offbeat.preflight.log_contents import LogContents, check_log, lag_evidence
+from offbeat.preflight.own_parts import check_own_parts
 from offbeat.preflight.reward_columns import check_columns
 from offbeat.tasks.data import Deferred
 from offbeat.tasks.task import FACTORIES, OF_EVERY_TASK, Task, make
@@ -62,6 +64,7 @@ def preflight(config: Config, *, here: bool = True) -> list[str]:
             found += [f"model.chat_template_kwargs = {values}: {problem}"] if problem else []
         if task is not None:
             found += _check_chat(config, files, task)
+    found += check_own_parts(config)
     if here:
         found += check_log(config, model_size(config)) + _check_extras(config)
     if not config.accept and not conflicts(config):
@@ -135,8 +138,8 @@ def _check_split(config: Config, files: ModelFiles) -> list[str]:
     split = config.engine.tensor_parallel
     if split == 1:
         return []
-    if config.engine.kind != "vllm":
-        return [f"engine.tensor_parallel = {split} has no effect with engine.kind = 'hf'; remove it"]
+    if not EngineKind.of(config.engine.kind).splits:
+        return [f"engine.tensor_parallel = {split} has no effect with engine.kind = {config.engine.kind!r}; remove it"]
     try:
         reason = cannot_split(ModelShape.from_config(files.config), split)
     except ModelUnreadable:
@@ -266,14 +269,15 @@ def _check_extras(config: Config) -> list[str]:
     found = []
     if missing := missing_modules(["torch", "transformers", "lance", "safetensors"]):
         found.append(f"training needs {', '.join(missing)}: {install_command('train')}")
-    if config.engine.kind == "vllm" and config.run.mode != "offline" and missing_modules(["vllm"]):
-        install = f"{install_command('vllm')} (without a GPU: scripts/install-cpu)"
+    module = EngineKind.of(config.engine.kind).module
+    if module and config.run.mode != "offline" and missing_modules([module]):
+        install = f"{install_command(module)} (without a GPU: scripts/install-cpu)"
         found.append(f"engine.kind = 'vllm': vllm is not installed: {install}, or set engine.kind = \"hf\"")
     if config.adapter.rank and missing_modules(["peft"]):
         found.append(f"adapter.rank = {config.adapter.rank}: peft is not installed: {install_command('lora')}")
     if config.run.place == "ray" and missing_modules(["ray"]):
         found.append(f"run.place = 'ray': ray is not installed: {install_command('ray')}, or set run.place = \"local\"")
     for sink in config.run.sinks:
-        if sink != "prometheus" and missing_modules([sink]):
+        if sink in SINKS and sink != "prometheus" and missing_modules([sink]):
             found.append(f"run.sinks: {sink} is not installed: {install_command(sink)}, or leave it out")
     return found

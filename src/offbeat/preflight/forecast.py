@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.config import Config
+from offbeat.config.parts import EngineKind
 from offbeat.errors import ModelUnreadable
 from offbeat.hub import count_elements, model_problems, read_object
 from offbeat.placement.hardware import GIB, cpu_products
@@ -161,7 +162,7 @@ def forecast(config: Config, files: ModelFiles, lengths: Lengths | None = None) 
     completion = min(config.sampling.max_tokens, shape.context - 1)
     prompt = min(config.engine.max_prompt_tokens, shape.context - completion)
     engine, adapted = engine_memory(config, shape), bool(config.adapter.rank)
-    if config.engine.kind == "vllm":
+    if EngineKind.of(config.engine.kind).batches:
         wider = BYTES[cpu_products(config.model.serve)] // BYTES[config.model.serve]
         copies = 1 if adapted else 2  # on CPU it loads whole weights beside those that generate
         served = copies * wider * engine.weights + config.engine.kv_cache_gib * GIB

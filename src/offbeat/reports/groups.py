@@ -223,9 +223,10 @@ class RunGroups:
     def _advantages(self, group: Group) -> list[float | None]:
         """Return the advantages that the run's objective assigns; None if unknown.
 
-        Shrunk advantages depend on the history at the step that drew the group, which the log does not keep.
+        Shrunk advantages depend on the history at the step that drew the group, which the log does not keep. Those of
+        your own function are not computed again: a report runs no code of yours.
         """
-        if self._objective.advantage is Advantage.SHRUNK:
+        if self._objective.advantage is Advantage.SHRUNK or not isinstance(self._objective.advantage, Advantage):
             return [None] * len(group.completions)
         import torch
 

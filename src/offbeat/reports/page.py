@@ -138,6 +138,7 @@ class _RunView:
         self.before_after = before_and_after(run.groups) if run.groups else BeforeAfter("The log has no groups.", [])
         self.samples: list[GroupView] = run.groups.load(run.groups.sample()) if run.groups else []
         self.settings = _settings(run.config)
+        self.parts = RunDirectory(run.path).part_sources()
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from offbeat.config import Config
+from offbeat.config.parts import EngineKind
 from offbeat.errors import RunError
 from offbeat.events import EventKind
 from offbeat.experience.index_files import IndexFiles
@@ -25,7 +25,6 @@ from offbeat.experience.sampler import Sampler
 from offbeat.experience.schema import Snapshot
 from offbeat.experience.validation import ValidationRules
 from offbeat.objective.spec import Advantage
-from offbeat.placement.plan import ENGINE_SHARE, EnginePlace
 from offbeat.rollout.engine import Engine, Sampling
 from offbeat.rollout.generation import GroupMaker, Scorer
 from offbeat.rollout.prompt_leases import PromptLeases, Prompts
@@ -34,7 +33,7 @@ from offbeat.rollout.worker import Pace, Worker
 from offbeat.rollout.worker_parts import Policies
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission, OfflineAdmission
 from offbeat.run.build_trainer import adapter_spec
-from offbeat.run.cadence import Cadence, Cost, Drift, Fixed
+from offbeat.run.cadence import Cadence, Cost, Drift, Fixed, OwnCadence
 from offbeat.run.counted_learner import CountedLearner
 from offbeat.run.desk import Desk
 from offbeat.run.directory import PauseFile, RunDirectory
@@ -55,7 +54,6 @@ from offbeat.tasks.split import for_evaluation, hold_out
 from offbeat.tasks.task import Task, make, stored_groups
 from offbeat.tasks.tokenizer import read_tokenizer
 from offbeat.types import Json
-from offbeat.weights.probe import LENGTH as PROBE_LENGTH
 from offbeat.weights.subscriber import Subscription
 
 
@@ -236,6 +234,8 @@ def _admission(config: Config) -> Admission:
 
 def _cadence(config: Config) -> Cadence:
     sync = config.sync
+    if sync.cadence is not None:
+        return OwnCadence.load(sync.cadence, sync.at_least, config.longest)
     if sync.by_cost:
         return Cost(sync.at_least, config.longest)
     if sync.drift_budget is not None:
@@ -252,7 +252,7 @@ def make_worker(
     policies: Policies,
     start: Callable[[], Awaitable[Engine]],
 ) -> Worker:
-    """Build a worker. `start` starts its engine: `start_engine` with the engine's place."""
+    """Build a worker. `start` starts its engine: `engines.start_engine` with the engine's place."""
     config, tokenizer, settings = context.config, context.tokenizer, context.config.sampling
     model_dir = config.model.directory()
     stops = () if settings.ignore_eos else stop_tokens(read_generation_config(model_dir), tokenizer)
@@ -268,7 +268,7 @@ def make_worker(
 
 
 def _pace(config: Config) -> Pace:
-    """vLLM batches by itself, so each group is one call; any other engine gets all groups in one call.
+    """An engine that batches by itself gets a call for each group; any other gets all groups in one call.
 
     A call may take half of the run's patience, so that a group which hangs once can still be repeated in time.
     """
@@ -277,52 +277,5 @@ def _pace(config: Config) -> Pace:
         min(1.0, config.workers.lease_seconds / 4),
         config.run.patience / 2,
     )
-    lanes, groups_per_call = (at_once, 1) if config.engine.kind == "vllm" else (1, at_once)
+    lanes, groups_per_call = (at_once, 1) if EngineKind.of(config.engine.kind).batches else (1, at_once)
     return Pace(lanes, groups_per_call, poll_seconds=poll, call_seconds=call)
-
-
-async def start_engine(config: Config, place: EnginePlace | None = None) -> Engine:
-    """Start an engine that serves the model the run began with, on the GPUs that the device plan gives it."""
-    path, engine = config.model.directory(), config.engine
-    if engine.kind == "hf":
-        from offbeat.rollout.hf import HfEngine
-
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        device = f"{accelerator.type}:{place.devices[0]}" if accelerator is not None and place is not None else None
-        return HfEngine.start(path, dtype=config.model.serve, device=device, adapter=adapter_spec(config))
-    from offbeat.rollout.vllm import VllmEngine
-    from offbeat.rollout.vllm_settings import fitting_length
-
-    longest = max(engine.max_prompt_tokens + config.sampling.max_tokens, PROBE_LENGTH + 1)
-    return await VllmEngine.start(
-        path,
-        dtype=config.model.serve,
-        max_model_len=fitting_length(path, longest),
-        max_num_seqs=config.workers.groups_at_once * config.group_size,
-        on_update=engine.on_update,
-        threads=engine_threads(config, torch.get_num_threads()),
-        kv_cache_gib=engine.kv_cache_gib,
-        gpu_memory_utilization=place.share if place else engine.gpu_memory_utilization or ENGINE_SHARE,
-        answer_within=config.run.silence,
-        tensor_parallel=engine.tensor_parallel,
-        devices=place.devices if place else None,
-        sleeps=place.sleeps if place else False,
-        adapter=adapter_spec(config),
-        slots=config.adapter_slots,
-        extra=engine.extra,
-    )
-
-
-def engine_threads(config: Config, cores: int) -> int:
-    """Return the CPU threads of a vLLM process.
-
-    >>> from offbeat.config import parse
-    >>> engine_threads(parse({}), cores=8)
-    8
-    >>> engine_threads(parse({"run": {"mode": "concurrent"}}), cores=8)
-    4
-    """
-    if config.engine.threads is not None:
-        return config.engine.threads
-    free = cores if config.run.mode == "lockstep" else cores // 2
-    return max(1, free // (config.workers.count * config.engine.tensor_parallel))

@@ -10,11 +10,14 @@ from earlier versions and show the drift that caused it; publishing again would 
 tokens say nothing about the workers' policy at all.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
+from offbeat.errors import OwnPartError
+from offbeat.imports import load_own
 from offbeat.types import PublishedDrift
 
 ENOUGH_TOKENS: Final = 256
@@ -46,7 +49,7 @@ class StepEvidence:
 class Cadence(Protocol):
     """The rule that decides when to publish."""
 
-    def due(self, since: Sequence[StepEvidence], publish_seconds: float | None) -> PublishReason | None:
+    def due(self, since: Sequence[StepEvidence], publish_seconds: float | None) -> str | None:
         """Return why to publish now, or None.
 
         Args:
@@ -142,6 +145,29 @@ class Cost:
             return None
         wasted = sum(step.drift.wasted * step.seconds for step in since)
         return PublishReason.COST if wasted > publish_seconds else None
+
+
+@dataclass(frozen=True)
+class OwnCadence:
+    """A rule of your own: asked after `at_least` steps at the earliest; `at_most` steps are the limit without it."""
+
+    rule: Cadence
+    at_least: int = 1
+    at_most: int = 100
+
+    @classmethod
+    def load(cls, reference: str, at_least: int, at_most: int) -> "OwnCadence":
+        """Load the rule: an object with a method `due`, or a class, of which one is made without arguments."""
+        rule = load_own(reference)
+        return cls(cast(Cadence, rule() if inspect.isclass(rule) else rule), at_least, at_most)
+
+    def due(self, since: Sequence[StepEvidence], publish_seconds: float | None) -> str | None:
+        if len(since) >= self.at_most:
+            return PublishReason.LONGEST
+        why = self.rule.due(since, publish_seconds) if len(since) >= self.at_least else None
+        if why is not None and not isinstance(why, str):
+            raise OwnPartError(f"sync.cadence returned {why!r}; it must return a text, why to publish, or None")
+        return why
 
 
 def _check_steps(at_least: int, at_most: int) -> None:

@@ -6,6 +6,7 @@ events.jsonl       every metric and event, the record of the run
 experience/        the experience log
 weights/           the weight log
 checkpoints/       what `offbeat resume` continues from
+parts/             parts of your own, such as a gate: what was written for Python objects, and the sources of all
 index/             what a resume would otherwise read from a long experience log
 tokenizer/         the tokenizer, for `eval`, `score` and `view`
 driver.lock        names the process that drives the run; touched every second while it is alive
@@ -82,6 +83,22 @@ class RunDirectory:
     def task(self) -> Path:
         """The task of a run that was started with Python objects; other runs have none."""
         return self.path / "task"
+
+    @property
+    def parts(self) -> Path:
+        return self.path / "parts"
+
+    @property
+    def sources(self) -> Path:
+        """The file with the source of each part of your own."""
+        return self.parts / "sources.json"
+
+    def part_sources(self) -> list[dict[str, Json]]:
+        """Return what the run was trained with, for each part of your own: setting, reference, digest and source."""
+        if not self.sources.exists():
+            return []
+        found: list[dict[str, Json]] = json.loads(self.sources.read_text(encoding="utf-8"))
+        return found
 
     @property
     def cluster(self) -> Path:

@@ -14,7 +14,6 @@ from typing import Final
 from offbeat.config import Config
 from offbeat.errors import suggest_nearest
 from offbeat.metrics import METRICS
-from offbeat.objective.presets import PRESETS
 from offbeat.scoring.tally import failure_of
 from offbeat.types import Group, GroupDrift
 
@@ -118,7 +117,7 @@ def rules_for(config: Config) -> Sequence[Rule]:
 
     Groups of other runs and models drift by nature, so a run that trains on them keeps the default limit.
     """
-    preset = PRESETS[config.objective.preset]
+    preset = config.objective.known
     limit, foreign = preset.drift_limit, config.run.mode == "offline" or config.run.experience
     # Elsewhere the lag of a batch does not say after how many steps its limit was passed.
     in_turns = config.run.mode == "lockstep" and config.sampler.mode == "fresh" and not config.sync.offset

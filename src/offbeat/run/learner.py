@@ -20,7 +20,7 @@ from offbeat.run.build_trainer import make_trainer
 from offbeat.run.directory import RunDirectory
 from offbeat.run.earlier import translate_state
 from offbeat.run.evidence import PublishEvidence
-from offbeat.run.inputs import changed_inputs, digest_inputs
+from offbeat.run.inputs import changed_inputs, digest_inputs, keep_sources
 from offbeat.run.protocols import REPAIRED
 from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.seeds import derive
@@ -107,6 +107,8 @@ class RankLearner:
         length = min(PROBE_LENGTH, trainer.policy_model.model.config.max_position_embeddings - 1)
         sequences = probe_sequences(probed, trainer.policy_model.vocab_size, config.seed, length)
         inputs = digest_inputs(config) if ranks.rank == 0 else {}
+        if ranks.rank == 0:
+            keep_sources(directory, config)
         return cls(config, trainer, weights, checkpoints, sequences, inputs)
 
     def restore(self) -> dict[str, Json] | None:

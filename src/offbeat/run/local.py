@@ -14,10 +14,11 @@ from offbeat.experience.ledger import Ledger
 from offbeat.imports import paused_collector
 from offbeat.rollout.engine import Engine
 from offbeat.rollout.worker import Worker
-from offbeat.run.build import RunContext, make_loop, make_worker, open_pool, start_engine
+from offbeat.run.build import RunContext, make_loop, make_worker, open_pool
 from offbeat.run.desk import Desk
 from offbeat.run.devices import plan_here, shared_gpu
 from offbeat.run.directory import RunDirectory, RunLock
+from offbeat.run.engines import start_engine
 from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.journal import Journal, record_failure
 from offbeat.run.learner import LocalLearner, RankLearner

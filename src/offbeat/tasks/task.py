@@ -10,7 +10,6 @@ It receives the text of a completion and the columns of the example, and runs in
 
 import hashlib
 import math
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,8 +18,8 @@ from typing import Any, Final, cast
 
 from numpy.typing import ArrayLike
 
-from offbeat.errors import TaskError, first_line, suggest_nearest
-from offbeat.imports import load_file, resolve
+from offbeat.errors import TaskError, suggest_nearest
+from offbeat.imports import describe_error, load_file, resolve
 from offbeat.seeds import derive
 from offbeat.tasks.data import ColumnMap, Deferred, Example, Tokenizer, tokens, with_prompt
 from offbeat.tasks.rewards import AnswerFault, Reward, fault_reward, reward_of
@@ -254,7 +253,7 @@ def custom(*, path: str) -> Task:
     except ModuleNotFoundError as error:
         raise TaskError(f"{path} needs {error.name}, which is not installed: pip install {error.name}") from error
     except Exception as error:  # the file is yours, and may raise anything
-        raise TaskError(f"{path} cannot be loaded: {_describe(error, path)}; fix the file") from error
+        raise TaskError(f"{path} cannot be loaded: {describe_error(error, path)}; fix the file") from error
     if isinstance(task := getattr(module, "task", None), Task):
         return task
     defined = vars(module)
@@ -272,22 +271,13 @@ def custom(*, path: str) -> Task:
     return task.evaluated_on(lambda: _custom_examples(module.evaluation_examples, path, f"{name}-evaluation"))
 
 
-def _describe(error: Exception, path: str) -> str:
-    """Describe an error that your file raised, with the last line of the file that led to it."""
-    own = str(Path(path).resolve())
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    at = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    what = error.msg if isinstance(error, SyntaxError) else first_line(error)
-    return f"{type(error).__name__}: {what}" + (f" (line {at})" if at else "")
-
-
 def _custom_examples(given: Any, path: str, name: str) -> Sequence[Example]:
     try:
         entries = list(given() if callable(given) else given)
     except TaskError:
         raise
     except Exception as error:  # your function
-        raise TaskError(f"the examples of {path} cannot be read: {_describe(error, path)}; fix them") from error
+        raise TaskError(f"the examples of {path} cannot be read: {describe_error(error, path)}; fix them") from error
     for number, entry in enumerate(entries):
         if not isinstance(entry, (Example, Mapping)):
             raise TaskError(

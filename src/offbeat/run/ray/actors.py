@@ -28,8 +28,9 @@ from offbeat.placement.plan import DevicePlan
 from offbeat.rollout.hf import HfEngine
 from offbeat.rollout.prompt_leases import PromptLease
 from offbeat.rollout.worker import Worker
-from offbeat.run.build import RunContext, make_task, make_worker, open_pool, start_engine
+from offbeat.run.build import RunContext, make_task, make_worker, open_pool
 from offbeat.run.directory import RunDirectory
+from offbeat.run.engines import start_engine
 from offbeat.run.evaluation import PolicyEvaluation
 from offbeat.run.learner import RankLearner
 from offbeat.scoring.pool import Outcome

@@ -8,16 +8,16 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from pathlib import Path
+from typing import Protocol, cast
 
+from offbeat.config.parts import SINKS
 from offbeat.errors import RunError
 from offbeat.events import EventKind
-from offbeat.imports import install_command
+from offbeat.imports import install_command, load_own
 from offbeat.metrics import METRICS
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import FileJournal, Listener
-from offbeat.run.sinks import trackers
-from offbeat.run.sinks.prometheus import PrometheusFile
 from offbeat.run.sinks.samples import NewestSamples, Sample
 from offbeat.run.sinks.values import Value, metrics_of, values_of
 from offbeat.types import Json
@@ -35,19 +35,6 @@ class Sink(Protocol):
         """Write a table of completions."""
 
     def close(self) -> None: ...
-
-
-def _prometheus(directory: RunDirectory) -> Sink:
-    return PrometheusFile(directory.path / "offbeat.prom", directory.path.resolve().name)
-
-
-SINKS: Final[Mapping[str, Callable[[RunDirectory], Sink]]] = {
-    "tensorboard": trackers.tensorboard,
-    "wandb": trackers.wandb,
-    "trackio": trackers.trackio,
-    "mlflow": trackers.mlflow,
-    "prometheus": _prometheus,
-}
 
 
 @dataclass
@@ -110,7 +97,8 @@ def open_journal(directory: RunDirectory, sinks: Sequence[str], watching: Listen
 
 def _open(name: str, directory: RunDirectory) -> Sink:
     try:
-        return SINKS[name](directory)
+        return cast("Callable[[Path], Sink]", load_own(SINKS.get(name, name)))(directory.path)
     except ModuleNotFoundError as error:
         missing = f"{name} needs {error.name}, which is not installed"
-        raise RunError(f"run.sinks: {missing}: {install_command(name)}") from error
+        install = install_command(name) if name in SINKS else f"pip install {error.name}"
+        raise RunError(f"run.sinks: {missing}: {install}") from error

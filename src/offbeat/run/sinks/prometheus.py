@@ -11,6 +11,11 @@ from offbeat.run.sinks.values import Value
 from offbeat.storage.files import write_atomically
 
 
+def prometheus(run: Path) -> "PrometheusFile":
+    """Write `offbeat.prom` in the run directory."""
+    return PrometheusFile(run / "offbeat.prom", run.resolve().name)
+
+
 @dataclass
 class PrometheusFile:
     """The newest value of each metric, for node_exporter's textfile collector.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from offbeat.run.directory import RunDirectory
@@ -31,8 +32,9 @@ class PackageSink:
     close: Callable[[], None]
 
 
-def tensorboard(directory: RunDirectory) -> PackageSink:
+def tensorboard(run_path: Path) -> PackageSink:
     """Write event files to `tensorboard/` of the run directory."""
+    directory = RunDirectory(run_path)
     writer = import_module("torch.utils.tensorboard").SummaryWriter(str(directory.path / "tensorboard"))
     settings = [(f"`{key}`", f"`{json.dumps(value)}`") for key, value in flat_settings(directory).items()]
     writer.add_text("config", _markdown(("setting", "value"), settings), 0)
@@ -49,8 +51,9 @@ def tensorboard(directory: RunDirectory) -> PackageSink:
     return PackageSink(write, show, writer.close)
 
 
-def wandb(directory: RunDirectory) -> PackageSink:
+def wandb(run_path: Path) -> PackageSink:
     """Log online or offline, as WANDB_MODE says, to the project that WANDB_PROJECT names."""
+    directory = RunDirectory(run_path)
     package = import_module("wandb")
     run = package.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -75,8 +78,9 @@ def wandb(directory: RunDirectory) -> PackageSink:
     return PackageSink(write, show, run.finish)
 
 
-def trackio(directory: RunDirectory) -> PackageSink:
+def trackio(run_path: Path) -> PackageSink:
     """Log to trackio's database on this machine, to the project that TRACKIO_PROJECT names."""
+    directory = RunDirectory(run_path)
     package = import_module("trackio")
     run = package.init(
         project=os.environ.get("TRACKIO_PROJECT", PROJECT),
@@ -98,8 +102,9 @@ def trackio(directory: RunDirectory) -> PackageSink:
     return PackageSink(write, show, run.finish)
 
 
-def mlflow(directory: RunDirectory) -> PackageSink:
+def mlflow(run_path: Path) -> PackageSink:
     """Log to the server or database of MLFLOW_TRACKING_URI, to the experiment that MLFLOW_EXPERIMENT_NAME names."""
+    directory = RunDirectory(run_path)
     client, entities = import_module("mlflow").MlflowClient(), import_module("mlflow.entities")
     run = _mlflow_run(client, entities.Param, directory)
     under_way: list[Any] = []
