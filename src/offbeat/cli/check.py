@@ -71,7 +71,7 @@ def checked(path: Path, settings: list[str] | None, gpus: str | None = None, *, 
 
 def _particulars(config: "Config", gpus: str | None) -> list[str]:
     from offbeat.objective.presets import PRESETS
-    from offbeat.preflight.checks import device_plan, lag_findings
+    from offbeat.preflight.checks import device_plan, lag_findings, missing_engine
 
     preset = PRESETS[config.objective.preset]
     needs = ", ".join(sorted(need.value for need in config.objective.resolve().needs)) or "rewards alone"
@@ -83,6 +83,7 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
         _amount(config),
         *([config.evaluation_plan] if config.evaluation_plan else []),
         *_model(config),
+        *filter(None, [missing_engine(config) if gpus is None else ""]),
         *_rounding(config),
         *_adapter(config),
         *_small_groups(config),
