@@ -107,7 +107,7 @@ def _resolve(lock: str, kept: Mapping[str, str]) -> dict[str, str]:
 
 
 def hashes(name: str, version: str) -> list[str]:
-    """Return the SHA-256 of the files of a version that a supported Python installs: its wheels, otherwise its sdist."""
+    """Return the SHA-256 of the files that a supported Python installs: the wheels of a version, otherwise its sdist."""
     with urllib.request.urlopen(f"{INDEX}/{name}/") as answer:
         page = answer.read().decode()
     files = [(unquote(file), digest) for file, digest in re.findall(r'/([^/"]+)#sha256=([0-9a-f]{64})"', page)]

@@ -3,8 +3,8 @@
     python scripts/resolve.py                       what .ci/run does: minutes, nothing is installed
     python scripts/resolve.py --python python3.12   for another Python
 
-pip gets no configuration file, no local wheels and no further index; only how to reach the network stays as this machine
-has it. A recent pip reads the metadata of wheels, so gigabytes of CUDA are resolved and not downloaded.
+pip gets no configuration file, no local wheels and no further index; only how to reach the network stays as this
+machine has it. A recent pip reads the metadata of wheels, so gigabytes of CUDA are resolved and not downloaded.
 """
 
 import argparse
