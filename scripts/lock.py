@@ -29,10 +29,10 @@ from pip._vendor.packaging.utils import InvalidWheelFilename, parse_wheel_filena
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.resolve import make_pip, public_index, resolve  # noqa: E402  # found by the line above
+from scripts.resolve import make_pip, normalized, public_index, resolve  # noqa: E402  # found by the line above
 from scripts.wheel_requirements import requirements  # noqa: E402
 
-INDEX: Final = "https://pypi.org/simple"
+INDEX, PAGE = "https://pypi.org/simple", ""
 ANY_USE: Final = "train,lora,ray,math,report,docs,tensorboard,wandb,trackio,mlflow,dev"
 LOCKS: Final = {"cpu": "constraints.txt", "gpu": "constraints-gpu.txt"}
 HEADERS: Final = {
@@ -107,13 +107,13 @@ def _resolve(lock: str, kept: Mapping[str, str]) -> dict[str, str]:
 
 
 def hashes(name: str, version: str) -> list[str]:
-    """Return the SHA-256 of the files that a supported Python installs: the wheels of a version, otherwise its sdist."""
-    with urllib.request.urlopen(f"{INDEX}/{name}/") as answer:
+    """Return the SHA-256 of what a supported Python installs: the wheels of a version, otherwise its sdist."""
+    with urllib.request.urlopen(f"{INDEX}/{name}/{PAGE}") as answer:
         page = answer.read().decode()
     files = [(unquote(file), digest) for file, digest in re.findall(r'/([^/"]+)#sha256=([0-9a-f]{64})"', page)]
     wheels = [digest for file, digest in files if file.endswith(".whl") and _fits(file, version)]
-    source = re.compile(rf"{re.escape(name).replace('-', '[-_.]')}-{re.escape(version)}\.(tar\.gz|zip)", re.IGNORECASE)
-    return sorted(wheels or [digest for file, digest in files if source.fullmatch(file.replace("%2B", "+"))])
+    sources = {normalized(re.sub(r"\.(tar\.gz|zip)$", "", file)): digest for file, digest in files}
+    return sorted(wheels) or [sources[one] for one in [normalized(f"{name}-{version}")] if one in sources]
 
 
 def _fits(wheel: str, version: str) -> bool:
