@@ -87,8 +87,10 @@ def resolve(pip: Path, arguments: Sequence[str], environment: Mapping[str, str])
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.json"
-        dry_run = [pip, "install", "--dry-run", "--ignore-installed", "--quiet", "--report", report, *arguments]
-        done = subprocess.run(dry_run, cwd=ROOT, env=environment, capture_output=True, text=True)
+        options = ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report)]
+        done = subprocess.run(
+            [pip, "install", *options, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
         installed = json.loads(report.read_text(encoding="utf-8"))["install"] if done.returncode == 0 else []
     found = {normalized(one["metadata"]["name"]): one["metadata"]["version"] for one in installed}
     found.pop("offbeat", None)

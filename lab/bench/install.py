@@ -6,10 +6,12 @@
                                                    door.1.wheel; 2 minutes
     python -m lab.bench.install gpu-stack PLACE    README's command for GPUs, really installed into PLACE: row
                                                    door.1.gpu-stack; then what the tests need; 5 to 40 minutes, 10 GB
-    python -m lab.bench.install try-gpu-stack PLACE   quick tests, doctor, quickstart and check with it: rows
-                                                   door.1.gpu-stack-*; 15 minutes
+    python -m lab.bench.install look-gpu-stack PLACE   doctor and check with it: rows door.1.gpu-stack-doctor and
+                                                   -check; a minute
+    python -m lab.bench.install try-gpu-stack PLACE   quickstart and quick tests with it: rows
+                                                   door.1.gpu-stack-quickstart and -tests; 15 minutes
 
-`resolve` needs the Pythons (pyenv's are found). Torch's CUDA build computes on CPUs too, so `try-gpu-stack` proves what
+`resolve` needs the Pythons (pyenv's are found). Torch's CUDA build computes on CPUs too, so the last two prove what
 needs no device. Remove PLACE afterwards.
 """
 
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -33,6 +35,9 @@ PYTHONS: Final = ("3.11", "3.13")
 """The first and the last that are supported."""
 ANY_USE: Final = ".[train,vllm,lora,ray,math,report,docs,tensorboard,wandb,trackio,mlflow,dev]"
 """What the tests need, installed after README's command was measured."""
+RANDOM_MODEL: Final = (
+    "from pathlib import Path; import offbeat.preflight.doctor as d; d._save_random_model(Path('model'))"
+)
 
 
 def commands() -> tuple[str, str]:
@@ -138,72 +143,72 @@ def gpu_stack(place: Path) -> bool:
     return held
 
 
-def try_gpu_stack(place: Path) -> bool:
-    """Rows door.1.gpu-stack-tests, -doctor, -quickstart and -check, for the environment that `gpu_stack` made."""
-    own = {"PYTHONPATH": str(ROOT / "src"), "OFFBEAT_VENV": str(place)}
-    environment = {**os.environ, **own, "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
+def look_gpu_stack(place: Path) -> bool:
+    """Rows door.1.gpu-stack-doctor and -check, for the environment that `gpu_stack` made."""
     with tempfile.TemporaryDirectory() as folder:
-
-        def run(*command: str, cwd: str = folder) -> "subprocess.CompletedProcess[str]":
-            started = time.monotonic()
-            done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-            print(
-                f"$ {' '.join(command)}  [{done.returncode}, {time.monotonic() - started:.0f} s]", done.stdout[-3000:]
-            )
-            print(done.stderr[-2000:])
-            return done
-
-        doctor = run("offbeat", "doctor")
-        quickstart = run("offbeat", "quickstart", "--out", "one")
-        check = run("offbeat", "check", "one/run.toml", "--set", "engine.kind=vllm")
-        tests = run("pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider", cwd=str(ROOT))
-    return record(*_tried(doctor, quickstart, check), _tested(tests.stdout))
-
-
-def _tested(output: str) -> Figure:
-    counted = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error|skipped)", output)}
-    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    bad = counted.get("failed", 0) + counted.get("error", 0)
-    return Figure(
-        "door.1.gpu-stack-tests",
-        "quick tests that fail with the CUDA builds of torch and vLLM, without a GPU",
-        "0",
-        bad,
-        f"of {counted.get('passed', 0) + bad}",
-        bad == 0 and "passed" in counted,
-        1,
-        f"{counted.get('skipped', 0)} skipped; {', '.join(failures) or 'none failed'}; without the peers of "
-        f"lab/requirements.txt; {machine()}",
-    )
-
-
-def _tried(*done: "subprocess.CompletedProcess[str]") -> Sequence[Figure]:
-    doctor, quickstart, check = done
+        doctor = _run(place, folder, "offbeat", "doctor")
+        _run(place, folder, "python", "-c", RANDOM_MODEL)
+        _run(place, folder, "offbeat", "init", "smollm2-arithmetic", "--out", "run.toml")
+        settings = ["engine.kind=vllm", "model.path=model", "task.options.chat=false"]
+        check = _run(place, folder, "offbeat", "check", "run.toml", *(f"--set={one}" for one in settings))
     engine = re.search(r"^.*engine hf: .*$", doctor.stdout, re.MULTILINE)
+    extra = re.search(r"^.*extra vllm: .*$", doctor.stdout, re.MULTILINE)
+    found = "; ".join(line[0].strip() for line in (extra, engine) if line)
+    return record(
+        Figure("door.1.gpu-stack-doctor", "`offbeat doctor` with the CUDA builds, without a GPU", "exit code 0",
+               doctor.returncode, "", doctor.returncode == 0, 1, found or doctor.stdout[-300:]),
+        Figure("door.1.gpu-stack-check", "`offbeat check` of a recipe whose engine is vLLM, with the CUDA builds",
+               "exit code 0", check.returncode, "", check.returncode == 0, 1,
+               f"smollm2-arithmetic with {', '.join(settings)}, a random model"),
+    )  # fmt: skip
+
+
+def try_gpu_stack(place: Path) -> bool:
+    """Rows door.1.gpu-stack-quickstart and -tests, for the environment that `gpu_stack` made."""
+    with tempfile.TemporaryDirectory() as folder:
+        quickstart = _run(place, folder, "offbeat", "quickstart", "--out", "one")
+    tests = _run(place, ROOT, "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider")
     rates = re.search(r"pass rate (\S+) -> (\S+) with", quickstart.stdout)
-    goal = "exit code 0"
-    return [
-        Figure("door.1.gpu-stack-doctor", "`offbeat doctor` with the CUDA builds", goal, doctor.returncode, "",
-               doctor.returncode == 0, 1, engine[0].strip() if engine else doctor.stdout[-300:]),
+    counted = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error|skipped)", tests.stdout)}
+    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", tests.stdout, re.MULTILINE)
+    bad = counted.get("failed", 0) + counted.get("error", 0)
+    return record(
         Figure("door.1.gpu-stack-quickstart", "`offbeat quickstart` with the CUDA builds: pass rate before and after",
                ">= 0.9 after", f"{rates[1]} -> {rates[2]}" if rates else "failed", "",
                quickstart.returncode == 0 and rates is not None and float(rates[2]) >= 0.9, 1, machine()),
-        Figure("door.1.gpu-stack-check", "`offbeat check` of the quickstart's run with engine.kind = vllm", goal,
-               check.returncode, "", check.returncode == 0, 1, (check.stdout + check.stderr).strip().splitlines()[-1]),
-    ]  # fmt: skip
+        Figure("door.1.gpu-stack-tests", "quick tests that fail with the CUDA builds of torch and vLLM, without a GPU",
+               "0", bad, f"of {counted.get('passed', 0) + bad}", bad == 0 and "passed" in counted, 1,
+               f"{counted.get('skipped', 0)} skipped; {', '.join(failures) or 'none failed'}; without the peers of "
+               f"lab/requirements.txt; {machine()}"),
+    )  # fmt: skip
+
+
+def _run(place: Path, cwd: str | Path, *command: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command of the environment in `place`, with the sources of this checkout, and print how it ends."""
+    own = {"PYTHONPATH": str(ROOT / "src"), "OFFBEAT_VENV": str(place)}
+    environment = {**os.environ, **own, "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
+    started = time.monotonic()
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    print(f"$ {' '.join(command)}  [{done.returncode}, {time.monotonic() - started:.0f} s]", done.stdout[-3000:])
+    print(done.stderr[-2000:])
+    return done
+
+
+PLACED: Final = {"gpu-stack": gpu_stack, "look-gpu-stack": look_gpu_stack, "try-gpu-stack": try_gpu_stack}
+"""What needs the directory of an environment."""
 
 
 def main() -> bool:
     """Measure what the command line asks for."""
     parser = command_parser(__doc__)
-    parser.add_argument("figure", choices=["resolve", "wheel", "gpu-stack", "try-gpu-stack"])
-    parser.add_argument("place", nargs="?", type=Path, help="for gpu-stack and try-gpu-stack: the new environment")
+    parser.add_argument("figure", choices=["resolve", "wheel", *PLACED])
+    parser.add_argument("place", nargs="?", type=Path, help="for the three about the GPU stack: the new environment")
     args = parser.parse_args()
-    if args.figure in ("resolve", "wheel"):
+    if args.figure not in PLACED:
         return {"resolve": resolve_all, "wheel": wheel}[args.figure]()
     if args.place is None:
         parser.error(f"{args.figure} needs the directory of the new environment")
-    return {"gpu-stack": gpu_stack, "try-gpu-stack": try_gpu_stack}[args.figure](args.place.absolute())
+    return PLACED[args.figure](args.place.absolute())
 
 
 if __name__ == "__main__":
