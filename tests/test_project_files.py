@@ -35,11 +35,21 @@ def test_workflows_call_scripts_that_exist_and_can_only_read() -> None:
     commands = ""
     for workflow in map(read, WORKFLOWS):
         assert workflow["permissions"] == {"contents": "read"}
+        more = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
+        assert more in ({}, {"publish": {"id-token": "write"}})
         steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
         commands += "\n".join(step.get("run", "") for step in steps) + "\n"
     called = set(re.findall(r"(?:\.ci|scripts)/[\w.-]+", commands))
     assert called == {".ci/run", "scripts/build_site.py", "scripts/release"}
     assert all((ROOT / name).is_file() for name in called)
+
+
+def test_only_a_person_publishes_a_release() -> None:
+    release = read(GITHUB / "workflows" / "release.yml")
+    publish = release["jobs"]["publish"]
+    assert publish["environment"] == "pypi" and publish["needs"] == "release"
+    assert "vars.PUBLISH == 'yes'" in publish["if"] and "ref_type == 'tag'" in publish["if"]
+    assert not any("run" in step or "checkout" in step["uses"] for step in publish["steps"])
 
 
 def test_issue_forms_ask_for_what_the_doctor_writes() -> None:

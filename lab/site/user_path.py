@@ -36,8 +36,8 @@ from offbeat.run.journal import read
 from offbeat.run.sinks import metrics_of
 
 TRANSCRIPT = ROOT / "docs" / "quickstart-transcript.txt"
-INSTALL = ("-c constraints.txt torch", "-c constraints.txt .[train,report]")
-"""torch comes first: a requirement that allows a newer version would fetch gigabytes of CUDA."""
+INSTALL = ("-c constraints.txt .[train,report]",)
+"""README's command for a machine without a GPU."""
 RUN = """
 steps = 3
 prompts_per_step = 4

@@ -66,7 +66,7 @@ def _drive(
         from rich.console import Console
 
         from offbeat.imports import without_progress_bars
-        from offbeat.preflight.checks import lag_findings
+        from offbeat.preflight.checks import lag_findings, missing_engine
         from offbeat.preflight.gpu.once import require_checked_gpu
         from offbeat.reports.live import LiveView
 
@@ -77,6 +77,8 @@ def _drive(
             from offbeat.run.local import train
 
     require_checked_gpu(lambda line: print(line, file=sys.stderr))
+    if progress and (line := missing_engine(config)):
+        print(line, file=sys.stderr)
     config.model.directory()  # a download shows its progress before the view starts
     findings = [] if directory.events.exists() else lag_findings(config)
     stopper = Stopper()

@@ -48,7 +48,7 @@ EXTRAS: Final = (
 def install_command(extra: str) -> str:
     """Return the shell command that installs an extra into the installation at hand.
 
-    From a checkout it is `pip install -e '.[train]'`, from a package index `pip install 'offbeat[train]'`.
+    No package index has offbeat yet, so every command installs from a checkout, or from the wheel that is installed.
     """
     from importlib.metadata import PackageNotFoundError, distribution  # only messages need it
 
@@ -66,15 +66,21 @@ def _install_from(origin: "Mapping[str, Json]", extra: str) -> str:
     "pip install -e '/src/offbeat[math]'"
     >>> _install_from({"url": "file:///tmp/offbeat-0.1.0-py3-none-any.whl", "archive_info": {}}, "math")
     "pip install 'offbeat[math] @ file:///tmp/offbeat-0.1.0-py3-none-any.whl'"
+    >>> _install_from({"url": "file:///src/offbeat", "dir_info": {}}, "vllm")
+    "pip install '/src/offbeat[vllm]' (without a GPU: scripts/install-cpu)"
     >>> _install_from({}, "math")
-    "pip install 'offbeat[math]'"
+    "pip install '.[math]' in a checkout of offbeat"
     """
     url, folder = str(origin.get("url", "")), origin.get("dir_info")
-    if not isinstance(folder, Mapping):
-        return f"pip install 'offbeat[{extra}] @ {url}'" if url else f"pip install 'offbeat[{extra}]'"
     path = unquote(urlsplit(url).path)
     place = "." if Path(path) == Path.cwd() else path
-    return f"pip install {'-e ' if folder.get('editable') else ''}'{place}[{extra}]'"
+    if isinstance(folder, Mapping):
+        command = f"pip install {'-e ' if folder.get('editable') else ''}'{place}[{extra}]'"
+    elif url:
+        command = f"pip install 'offbeat[{extra}] @ {url}'"
+    else:
+        command = f"pip install '.[{extra}]' in a checkout of offbeat"
+    return command + " (without a GPU: scripts/install-cpu)" * (extra == "vllm")
 
 
 def missing_modules(modules: Iterable[str]) -> list[str]:

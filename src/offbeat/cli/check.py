@@ -70,7 +70,7 @@ def checked(path: Path, settings: list[str] | None, gpus: str | None = None, *, 
 
 
 def _particulars(config: "Config", gpus: str | None) -> list[str]:
-    from offbeat.preflight.checks import device_plan, lag_findings
+    from offbeat.preflight.checks import device_plan, lag_findings, missing_engine
 
     preset = config.objective.known
     needs = ", ".join(sorted(need.value for need in config.objective.resolve().needs)) or "rewards alone"
@@ -86,6 +86,7 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
         _amount(config),
         *([config.evaluation_plan] if config.evaluation_plan else []),
         *_model(config),
+        *filter(None, [missing_engine(config) if gpus is None else ""]),
         *_rounding(config),
         *_adapter(config),
         *_small_groups(config),

@@ -116,6 +116,18 @@ def model_files(config: Config) -> ModelFiles:
     return ModelFiles(model.directory, model.parameters if model.missing_bytes else 0)
 
 
+def missing_engine(config: Config) -> str:
+    """Return a line that says that transformers generates for lack of vLLM, or an empty text.
+
+    A tiny model is no slower with transformers.
+    """
+    if config.engine.kind != "hf" or config.run.mode == "offline" or not missing_modules(["vllm"]):
+        return ""
+    if hub_name(config.model.path) is None and ModelFiles(Path(config.model.path)).tiny:
+        return ""
+    return f"vLLM is not installed, so transformers generates, more slowly: {install_command('vllm')}"
+
+
 def device_plan(config: Config, gpus: str) -> DevicePlan:
     """Return the plan of a run that passed `check_devices` for this hardware."""
     shape = ModelShape.from_config(model_files(config).config)
@@ -271,8 +283,9 @@ def _check_extras(config: Config) -> list[str]:
         found.append(f"training needs {', '.join(missing)}: {install_command('train')}")
     module = EngineKind.of(config.engine.kind).module
     if module and config.run.mode != "offline" and missing_modules([module]):
-        install = f"{install_command(module)} (without a GPU: scripts/install-cpu)"
-        found.append(f"engine.kind = 'vllm': vllm is not installed: {install}, or set engine.kind = \"hf\"")
+        found.append(
+            f"engine.kind = 'vllm': vllm is not installed: {install_command(module)}, or set engine.kind = \"hf\""
+        )
     if config.adapter.rank and missing_modules(["peft"]):
         found.append(f"adapter.rank = {config.adapter.rank}: peft is not installed: {install_command('lora')}")
     if config.run.place == "ray" and missing_modules(["ray"]):

@@ -45,9 +45,9 @@ class FindingState(StrEnum):
 class Finding:
     """The result of one check.
 
-    >>> print(Finding("extra ray", FindingState.MISSING, "not installed", "pip install 'offbeat[ray]'"))
+    >>> print(Finding("extra ray", FindingState.MISSING, "not installed", "pip install '.[ray]'"))
     missing  extra ray: not installed
-               fix: pip install 'offbeat[ray]'
+               fix: pip install '.[ray]'
     """
 
     what: str
@@ -185,8 +185,7 @@ def check_vllm_engine() -> Finding:
     """Start vLLM: 20 seconds and more."""
     what = "engine vllm"
     if missing_modules(["vllm"]):
-        fix = f"{install_command('vllm')}; without a GPU: scripts/install-cpu"
-        return Finding(what, FindingState.MISSING, "not installed", fix)
+        return Finding(what, FindingState.MISSING, "not installed", install_command("vllm"))
 
     async def start(directory: Path) -> "Engine":
         from offbeat.rollout.vllm import VllmEngine

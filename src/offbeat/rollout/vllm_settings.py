@@ -165,9 +165,7 @@ def import_vllm(around: Surroundings) -> None:
         with _STARTING, environment(around):
             import vllm.v1.engine.async_llm  # noqa: F401
     except ImportError as missing:
-        raise ImportError(
-            f"this engine needs vLLM: {install_command('vllm')}; on CPU, scripts/install-cpu"
-        ) from missing
+        raise ImportError(f"this engine needs vLLM: {install_command('vllm')}") from missing
 
 
 def start_llm(settings: Mapping[str, object], extra: Mapping[str, object], around: Surroundings) -> "AsyncLLM":
