@@ -78,7 +78,7 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
     known = "data of any age" if preset.reported_lag == float("inf") else f"lag up to {preset.reported_lag:g}"
     return [
         f"objective {preset.name}: needs {needs}; reported for {known} ({preset.lag_evidence})",
-        *(f"measured here: {one}" for one in preset.measured),
+        *(f"in our runs it {one}" for one in preset.measured),
         *(f"warning: {finding.text}" for finding in lag_findings(config)),
         _amount(config),
         *([config.evaluation_plan] if config.evaluation_plan else []),
