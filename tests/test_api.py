@@ -136,6 +136,7 @@ def test_training_works_inside_a_running_event_loop(model: Path, tmp_path: Path)
     assert asyncio.run(notebook_cell()).state == "finished"
 
 
+@pytest.mark.engine
 def test_a_run_records_that_a_known_loss_was_accepted_and_resume_keeps_it(model: Path, tmp_path: Path) -> None:
     asked = {
         "model": {"path": str(model), "compute": "float32", "serve": "float32"}, "engine": {"kind": "hf"}, "steps": 2,

@@ -26,7 +26,7 @@ from lab.figures import ROOT, Figure, command_parser, record, show
 from lab.fixtures.groups import make_group, without_scores
 from lab.parity.objectives import LaggedBatch
 from offbeat.config import examine
-from offbeat.config.known import Level
+from offbeat.config.known import Doubt
 from offbeat.experience.log import ExperienceLog
 from offbeat.objective.presets import PRESETS
 from offbeat.preflight.log_contents import LogContents, lag_evidence, log_problems
@@ -128,12 +128,12 @@ def _judge(settings: str, contents: LogContents, parameters: float) -> Judged:
     """Judge settings in JSON: logs with the same contents are judged once."""
     examined = examine(json.loads(settings))
     refused = [*examined.problems, *log_problems(examined.config, contents, parameters)]
-    finding = None if refused else lag_evidence(examined.config, contents, parameters).finding()
+    finding = lag_evidence(examined.config, contents, parameters).finding()
     if finding is None:
         return Judged(refused)
-    if finding.level is Level.UNSHOWN:
-        return Judged(warning=finding.text, row=finding.row)
-    return Judged(loses="" if examined.config.accept else finding.text, row=finding.row)
+    if finding.level is Doubt.UNSHOWN:
+        return Judged(refused, warning=finding.text, row=finding.row)
+    return Judged(refused, loses="" if examined.config.accept else finding.text, row=finding.row)
 
 
 @cache
@@ -198,14 +198,19 @@ def combinations(presets: Sequence[str], logs: Sequence[Data]) -> Iterator[tuple
 
 
 def follow(settings: Settings, data: Data, parameters: float, sentence: str) -> list[str]:
-    """Return the changes of a sentence that the next check refuses; the sentence itself if it names none."""
-    circular, named = [], [*advice(sentence)]
+    """Return the changes of a sentence after which check refuses as before, or for another reason than it named before.
+
+    A sentence without a change is returned itself.
+    """
+    circular, named, before = [], [*advice(sentence)], judge(settings, data, parameters)
+    others = {*before.refused} - {sentence}
+    known = before.loses and before.loses != sentence
     for key, value in named:
         if key == "data":
             after = judge(settings, replace(data, contents=replace(data.contents, with_logprobs=GROUPS)), parameters)
         else:
             after = judge(changed(settings, key, value), data, parameters)
-        if not after.runs:
+        if {*after.refused} - others or (after.loses and not known):
             circular.append(f"{key} = {value}: {after.refused or after.loses}")
     return circular if named else [f"no advice: {sentence}"]
 

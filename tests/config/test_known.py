@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offbeat.config import known, parse
-from offbeat.config.known import LagEvidence, Level
+from offbeat.config.known import Doubt, LagEvidence
 from offbeat.objective.measured import MeasuredLag
 from offbeat.objective.presets import PRESETS
 
@@ -28,7 +28,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def level(settings: dict[str, Any], rate: float, parameters: float = SMOLLM2) -> Level | None:
+def level(settings: dict[str, Any], rate: float, parameters: float = SMOLLM2) -> Doubt | None:
     config = parse({**settings, "optimizer": {"learning_rate": rate}})
     finding = LagEvidence(config, parameters).finding()
     return finding and finding.level
@@ -43,36 +43,36 @@ def every(v: int, **more: Any) -> dict[str, Any]:
     [
         (every(1), 1e-3, SMOLLM2, None),
         (every(10), 1e-6, SMOLLM2, None),  # as P1 reports it
-        (every(10), 5e-6, SMOLLM2, Level.LOSES),
-        (every(200), 1e-3, 7e9, Level.LOSES),
-        (every(200), 1e-3, inf, Level.LOSES),  # a model whose files are not here
-        (every(200), 1e-3, TINY, Level.UNSHOWN),  # the row is about larger models
-        (every(5), 5e-6, SMOLLM2, Level.UNSHOWN),
+        (every(10), 5e-6, SMOLLM2, Doubt.LOSES),
+        (every(200), 1e-3, 7e9, Doubt.LOSES),
+        (every(200), 1e-3, inf, Doubt.LOSES),  # a model whose files are not here
+        (every(200), 1e-3, TINY, Doubt.UNSHOWN),  # the row is about larger models
+        (every(5), 5e-6, SMOLLM2, Doubt.UNSHOWN),
         (every(5), 5e-4, TINY, None),  # tolerated there
-        (every(5), 1e-3, TINY, Level.UNSHOWN),  # at no higher rate
-        (every(5, updates_per_batch=2), 5e-4, TINY, Level.UNSHOWN),
-        (every(5, updates_per_batch=2), 5e-6, SMOLLM2, Level.LOSES),  # lag in updates
-        (every(10, objective={"clip": [0.6, 2.0]}), 5e-6, SMOLLM2, Level.UNSHOWN),  # another objective
-        (every(10, objective={"zero_variance_mask": True, "truncated": "mask"}), 5e-6, SMOLLM2, Level.LOSES),
+        (every(5), 1e-3, TINY, Doubt.UNSHOWN),  # at no higher rate
+        (every(5, updates_per_batch=2), 5e-4, TINY, Doubt.UNSHOWN),
+        (every(5, updates_per_batch=2), 5e-6, SMOLLM2, Doubt.LOSES),  # lag in updates
+        (every(10, objective={"clip": [0.6, 2.0]}), 5e-6, SMOLLM2, Doubt.UNSHOWN),  # another objective
+        (every(10, objective={"zero_variance_mask": True, "truncated": "mask"}), 5e-6, SMOLLM2, Doubt.LOSES),
         (every(10, adapter={"rank": 8}), 1e-5, SMOLLM2, None),  # drifts as full training at 1e-6
-        (every(10, adapter={"rank": 8}), 5e-5, SMOLLM2, Level.LOSES),
-        ({"sync": {"every": 10, "drift_budget": 0.05}}, 5e-6, SMOLLM2, Level.LOSES),  # a budget it never reaches
-        ({"sync": {"every": 10, "drift_budget": 0.02}}, 5e-6, SMOLLM2, Level.UNSHOWN),
-        ({"run": {"mode": "concurrent", "max_lag": 9}}, 5e-6, SMOLLM2, Level.LOSES),
-        ({"sync": {"offset": 9}}, 5e-6, SMOLLM2, Level.LOSES),
-        ({"sampler": {"mode": "replay"}}, 5e-6, SMOLLM2, Level.UNSHOWN),
-        ({"sampler": {"mode": "replay"}}, 5e-4, TINY, Level.UNSHOWN),  # nobody replayed there
+        (every(10, adapter={"rank": 8}), 5e-5, SMOLLM2, Doubt.LOSES),
+        ({"sync": {"every": 10, "drift_budget": 0.05}}, 5e-6, SMOLLM2, Doubt.LOSES),  # a budget it never reaches
+        ({"sync": {"every": 10, "drift_budget": 0.02}}, 5e-6, SMOLLM2, Doubt.UNSHOWN),
+        ({"run": {"mode": "concurrent", "max_lag": 9}}, 5e-6, SMOLLM2, Doubt.LOSES),
+        ({"sync": {"offset": 9}}, 5e-6, SMOLLM2, Doubt.LOSES),
+        ({"sampler": {"mode": "replay"}}, 5e-6, SMOLLM2, Doubt.UNSHOWN),
+        ({"sampler": {"mode": "replay"}}, 5e-4, TINY, Doubt.UNSHOWN),  # nobody replayed there
         ({**OFFLINE}, 1e-6, SMOLLM2, None),
-        ({**OFFLINE}, 5e-6, SMOLLM2, Level.UNSHOWN),
-        ({**OFFLINE, "objective": {"preset": "red-drop"}}, 1e-6, SMOLLM2, Level.UNSHOWN),
-        ({**OFFLINE, "objective": {"preset": "reinforce"}}, 1e-6, SMOLLM2, Level.LOSES),  # as P1 reports it
-        (every(10, objective={"preset": "reinforce"}), 1e-6, SMOLLM2, Level.LOSES),
+        ({**OFFLINE}, 5e-6, SMOLLM2, Doubt.UNSHOWN),
+        ({**OFFLINE, "objective": {"preset": "red-drop"}}, 1e-6, SMOLLM2, Doubt.UNSHOWN),
+        ({**OFFLINE, "objective": {"preset": "reinforce"}}, 1e-6, SMOLLM2, Doubt.LOSES),  # as P1 reports it
+        (every(10, objective={"preset": "reinforce"}), 1e-6, SMOLLM2, Doubt.LOSES),
         (every(1, objective={"preset": "reinforce"}), 1e-3, SMOLLM2, None),
-        (every(50, objective={"preset": "grpo"}), 1e-6, SMOLLM2, Level.UNSHOWN),
+        (every(50, objective={"preset": "grpo"}), 1e-6, SMOLLM2, Doubt.UNSHOWN),
     ],
 )
 def test_rows_and_reports_decide(
-    settings: dict[str, Any], rate: float, parameters: float, expected: Level | None
+    settings: dict[str, Any], rate: float, parameters: float, expected: Doubt | None
 ) -> None:
     assert level(settings, rate, parameters) is expected
 
@@ -94,17 +94,17 @@ def test_a_row_that_tolerates_a_lag_ends_its_warning(monkeypatch: pytest.MonkeyP
         "grpo-off-policy", "SmolLM2-135M", 10, "tolerates", 0, 0, 0, 5e-6, 0.05, 5, "shown", int(SMOLLM2)
     )
     settings = every(10, objective={"preset": "grpo-off-policy"})
-    assert level(settings, 5e-6) is Level.UNSHOWN
+    assert level(settings, 5e-6) is Doubt.UNSHOWN
     monkeypatch.setattr(known, "measured_lags", lambda: {"grpo-off-policy": [shown]})
     assert level(settings, 5e-6) is None
-    assert level(settings, 1e-5) is Level.UNSHOWN
+    assert level(settings, 1e-5) is Doubt.UNSHOWN
 
 
 def test_groups_without_a_version_may_have_any_age() -> None:
     config = parse({"objective": {"preset": "grpo"}, "run": {"experience": "log"}})
     assert LagEvidence(config, SMOLLM2).finding() is None
     finding = LagEvidence(config, SMOLLM2, any_age=True).finding()
-    assert finding is not None and finding.level is Level.UNSHOWN and "reported for lag up to 20" in finding.text
+    assert finding is not None and finding.level is Doubt.UNSHOWN and "reported for lag up to 20" in finding.text
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -117,4 +117,4 @@ def test_every_preset_is_shown_at_its_reported_lag_and_rate_and_on_fresh_data(pr
 def test_the_shipped_rows_know_that_the_default_objective_loses_on_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     finding = LagEvidence(parse(every(200, optimizer={"learning_rate": 1e-3})), SMOLLM2).finding()
-    assert finding is not None and finding.level is Level.LOSES and finding.row == "evidence.smollm2.v10-loss"
+    assert finding is not None and finding.level is Doubt.LOSES and finding.row == "evidence.smollm2.v10-loss"

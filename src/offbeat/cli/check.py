@@ -80,7 +80,7 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
         reported = f"{preset.lag_evidence}, so begin with v = 1 and watch drift_tv_token and ess"
     return [
         f"objective {preset.name}: needs {needs}; {reported}",
-        *(f"measured here: {one}" for one in preset.measured),
+        *(f"in our runs it {one}" for one in preset.measured),
         *(f"warning: {finding.text}" for finding in lag_findings(config)),
         *(f"your own {setting}: {reference}" for setting, reference in config.own_parts),
         _amount(config),

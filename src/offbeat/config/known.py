@@ -34,7 +34,7 @@ CANDIDATES: Final = (100, 50, 20, 10, 5, 4, 2, 1, 0)
 """Steps of lag, or between two publishes, that advice may name."""
 
 
-class Level(StrEnum):
+class Doubt(StrEnum):
     """How bad it is."""
 
     LOSES = "known to lose"
@@ -42,10 +42,10 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class LagFinding:
     """A sentence about the lag of a run, and the row of figures that it names."""
 
-    level: Level
+    level: Doubt
     text: str
     row: str
 
@@ -68,17 +68,17 @@ class LagEvidence:
     logprobs: bool = True
     """False if the groups of its log have no log-probs, so that objectives which need them are no way out."""
 
-    def finding(self) -> Finding | None:
+    def finding(self) -> LagFinding | None:
         """Return what speaks against this lag; None if nothing does."""
         if (row := self.losing_row()) is not None:
             says = f"in our runs {self.config.objective.preset!r} {row}"
             if self._preset is not None and self._preset.collapses:
                 says = f"{self._preset.collapses}, and {says}"
             ways = ", or ".join([*self._ways(), "set accept = true (`--accept`) to train anyway"])
-            return Finding(Level.LOSES, f"{self._setting()}, which is known to lose: {says}; {ways}", row.row)
+            return LagFinding(Doubt.LOSES, f"{self._setting()}, which is known to lose: {says}; {ways}", row.row)
         if not self.is_shown():
             row = self._nearest()
-            return Finding(Level.UNSHOWN, f"{self._setting()}, and {self._unshown(row)}", row.row)
+            return LagFinding(Doubt.UNSHOWN, f"{self._setting()}, and {self._unshown(row)}", row.row)
         return None
 
     def losing_row(self) -> MeasuredLag | None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.config import Config
-from offbeat.config.conflicts import conflicts
-from offbeat.config.known import Finding, Level
+from offbeat.config.known import Doubt, LagFinding
 from offbeat.config.parts import SINKS, EngineKind
 from offbeat.errors import (
     CannotPlace,
@@ -67,12 +66,12 @@ def preflight(config: Config, *, here: bool = True) -> list[str]:
     found += check_own_parts(config)
     if here:
         found += check_log(config, model_size(config)) + _check_extras(config)
-    if not config.accept and not conflicts(config):
-        found += [finding.text for finding in lag_findings(config) if finding.level is Level.LOSES]
+    if not config.accept:
+        found += [finding.text for finding in lag_findings(config) if finding.level is Doubt.LOSES]
     return found
 
 
-def lag_findings(config: Config) -> list[Finding]:
+def lag_findings(config: Config) -> list[LagFinding]:
     """Return what is known to lose in a run's lag, or what nobody has shown; nothing if neither."""
     try:
         finding = lag_evidence(config, LogContents.of(config), model_size(config)).finding()
