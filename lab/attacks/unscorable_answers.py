@@ -171,7 +171,7 @@ KNOWN: dict[str, list[str]] = {
         "repeat 99999999999",
         "share 0",
         "score 1e400",
-        "score -3",
+        "score -1e400",
     ],
 }
 _FORMULAS = [*hostile_answers.PAST_THE_SCREEN.values(), "(x+y+z+w+1.5)^{30}", r"\frac{1}{2}", "1.5", "x", "5"]
