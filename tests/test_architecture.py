@@ -81,7 +81,7 @@ def test_help_answers_without_torch() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SRC)))
 def test_a_file_fits_in_the_head(file: Path) -> None:
     lines = len(file.read_text(encoding="utf-8").splitlines())
-    assert lines <= 350, f"{lines} lines: is it still one thing?"
+    assert lines <= 450, f"{lines} lines: is it still one thing?"
     assert file.stem not in {"utils", "util", "helpers", "common", "misc", "manager"}
 
 

@@ -251,7 +251,8 @@ def health_rules() -> str:
 
 def events() -> str:
     """Every kind of line in events.jsonl."""
-    return table(["kind", "fields", "meaning", "what to do"], event_table.rows())
+    rows = [[f'<a id="{kind.strip("`").replace(" ", "-")}"></a>{kind}', *rest] for kind, *rest in event_table.rows()]
+    return table(["kind", "fields", "meaning", "what to do"], rows)
 
 
 def experience_schema() -> str:

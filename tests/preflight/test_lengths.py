@@ -40,6 +40,6 @@ def test_evaluations_are_part_of_the_time_of_a_step(tmp_path: Path) -> None:
     base = {"model": {"path": str(tmp_path)}, "steps": 100}
     never, often = (parse(base | {"evaluation": {"every": every}}) for every in (0, 10))
     assert (never.evaluation_plan, never.evaluation_share) == ("", 0)
-    assert often.evaluation.times(100) == 11 and often.evaluation_plan.startswith("evaluation before training and")
+    assert often.evaluation_plan.startswith("evaluation before training and every 10 steps: 11 × 64 answers")
     seconds = [forecast(one, ModelFiles(tmp_path)).seconds(Speed(1e9, 1e-6)) for one in (never, often)]
     assert seconds[0] < seconds[1]

@@ -160,19 +160,26 @@ class Config(Section):
     @property
     def evaluation_plan(self) -> str:
         """How often the run evaluates and what that costs, in words; empty if it never does."""
-        one = self.evaluation
-        if not one.every:
+        times, answers = self._evaluations
+        if not times:
             return ""
         return (
-            f"evaluation before training and every {one.every} steps: {one.times(self.steps)} × {one.answers} answers, "
+            f"evaluation before training and every {self.evaluation.every} steps: {times} × {answers} answers, "
             f"{self.evaluation_share:.2g} for each that is trained on"
         )
 
     @property
     def evaluation_share(self) -> float:
         """Answers that are evaluated for each answer that is trained on."""
-        trained = self.steps * self.prompts_per_step * self.group_size
-        return self.evaluation.times(self.steps) * self.evaluation.answers / trained
+        times, answers = self._evaluations
+        return times * answers / (self.steps * self.prompts_per_step * self.group_size)
+
+    @property
+    def _evaluations(self) -> tuple[int, int]:
+        """How often the run evaluates, and how many answers it asks for each time."""
+        one = self.evaluation
+        times = 1 + -(-self.steps // one.every) if one.every else 0
+        return times, one.prompts * (one.samples + one.greedy)
 
     @property
     def _past(self) -> list[str]:

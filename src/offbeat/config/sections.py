@@ -296,15 +296,6 @@ class EvaluationConfig(Section):
     """Options of that task."""
 
     @property
-    def answers(self) -> int:
-        """The answers of one evaluation."""
-        return self.prompts * (self.samples + self.greedy)
-
-    def times(self, steps: int) -> int:
-        """Return how often a run of so many steps evaluates."""
-        return 1 + -(-steps // self.every) if self.every else 0
-
-    @property
     def holds_out(self) -> bool:
         """True if training leaves out the prompts of evaluation.
 

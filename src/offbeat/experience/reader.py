@@ -100,13 +100,6 @@ class LogReader:
             )
         return self._groups(rows, now)
 
-    def prompt_numbers(self, ordinals: Sequence[int]) -> Ints:
-        """Return a number for each group: equal for groups whose prompts have the same tokens, whatever their ids."""
-        rows = self.catalog.rows_at(np.asarray(ordinals, np.int64))
-        texts = self.tables.groups.take(rows, ["prompt_token_ids"])["prompt_token_ids"].to_pylist()
-        numbers: dict[tuple[int, ...], int] = {}
-        return np.array([numbers.setdefault(tuple(one), len(numbers)) for one in texts], np.int64)
-
     def size(self, snapshot: Snapshot | None = None) -> int:
         """Return the number of groups, without repeated rows."""
         now = self._catch_up(snapshot)

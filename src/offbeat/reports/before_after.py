@@ -94,7 +94,7 @@ def before_and_after(groups: RunGroups) -> BeforeAfter:
 def _pair_texts(groups: RunGroups) -> list[PromptPair]:
     """Pair by the text of the prompts: generated tasks ask the same sum under many ids."""
     places = sorted({*range(len(groups))[:READ], *range(len(groups))[-READ:]})
-    shown = replace(groups.columns.take(places), prompt=groups.prompt_numbers(places).astype(np.uint64))
+    shown = replace(groups.columns.take(places), prompt=groups.prompt_numbers(places))
     return [replace(one, early=places[one.early], late=places[one.late]) for one in pair_prompts(shown)]
 
 

@@ -185,9 +185,12 @@ class RunGroups:
         replayed = [n for n in with_contrast if len(self.ledger.fates[self.ids[n]].steps) > 1][-1:]
         return list(dict.fromkeys([*chosen, *replayed, *(places[-1] for places in by_fate.values())]))
 
-    def prompt_numbers(self, places: Sequence[int]) -> NDArray[np.int64]:
-        """Return a number for each of these groups that is equal for groups of the same prompt text."""
-        return self._reader.prompt_numbers([self._ordinals[one] for one in places])
+    def prompt_numbers(self, places: Sequence[int]) -> NDArray[np.uint64]:
+        """Return a number for each of these groups: equal for prompts of the same tokens, whatever their ids."""
+        rows = self._reader.catalog.rows_at(np.array([self._ordinals[one] for one in places], np.int64))
+        texts = self._reader.tables.groups.take(rows, ["prompt_token_ids"])["prompt_token_ids"].to_pylist()
+        numbers: dict[tuple[int, ...], int] = {}
+        return np.array([numbers.setdefault(tuple(one), len(numbers)) for one in texts], np.uint64)
 
     def read(self, places: Sequence[int]) -> list[Group]:
         """Read these groups from the log."""
