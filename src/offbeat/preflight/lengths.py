@@ -30,7 +30,10 @@ def data_lengths(config: Config, files: ModelFiles) -> Lengths | None:
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # tokenizers raises nothing narrower; a run that cannot read the file says so
+        return None
     counts = []
     for one in islice(examples, READ):
         messages = [{"content": one.prompt}] if isinstance(one.prompt, str) else one.prompt
