@@ -13,7 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -203,16 +203,21 @@ def follow(settings: Settings, data: Data, parameters: float, sentence: str) -> 
     A sentence without a change is returned itself.
     """
     circular, named, before = [], [*advice(sentence)], judge(settings, data, parameters)
-    others = {*before.refused} - {sentence}
+    others = _reasons(before.refused) - _reasons([sentence])
     known = before.loses and before.loses != sentence
     for key, value in named:
         if key == "data":
             after = judge(settings, replace(data, contents=replace(data.contents, with_logprobs=GROUPS)), parameters)
         else:
             after = judge(changed(settings, key, value), data, parameters)
-        if {*after.refused} - others or (after.loses and not known):
+        if _reasons(after.refused) - others or (after.loses and not known):
             circular.append(f"{key} = {value}: {after.refused or after.loses}")
     return circular if named else [f"no advice: {sentence}"]
+
+
+def _reasons(sentences: Iterable[str]) -> set[str]:
+    """Return what each sentence says, without its advice."""
+    return {sentence.partition("; ")[0] for sentence in sentences}
 
 
 def main() -> bool:

@@ -103,10 +103,8 @@ def test_an_answer_that_makes_the_reward_function_raise_is_wrong_and_its_error_i
     assert result.exit_code == 0, result.output
     cells = [line.split("│")[1:-1] for line in result.output.splitlines() if "│" in line]
     assert [" unscorable (timeout) ", " 0     ", " 30          "] in cells, cells
-    assert (
-        "because the answer made its scoring fail (crash: lenient: KeyError: 'unlucky' (lenient.py, line 6))"
-        in result.output
-    )
+    why = "because the answer made its scoring fail (crash: lenient: KeyError: 'unlucky' (lenient.py, line 6))"
+    assert why in result.output
 
 
 def test_a_reward_function_that_always_fails_stops_with_examples(log: Path, tmp_path: Path) -> None:

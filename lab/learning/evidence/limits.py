@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from lab.figures import command_parser
 from lab.learning.evidence import bands, smollm2
@@ -54,8 +54,8 @@ def replayed_in(cells: Cells) -> Iterator[MeasuredLag]:
 
 
 def _of_cells(cells: Cells, verdict: Verdict, arm: str, v: int, *, replay: bool = False) -> MeasuredLag:
-    changes = dict(cells.block.arm(arm).settings.get("objective", {}))  # type: ignore[call-overload]
-    preset = changes.pop("preset", DEFAULT)
+    changes = dict(cast("dict[str, Json]", cells.block.arm(arm).settings.get("objective", {})))
+    preset = str(changes.pop("preset", DEFAULT))
     return _measured(
         verdict, preset, cells.block.task, v, changes, cells.of(arm)[0]["rate"], cells.drift(arm), replay=replay
     )
@@ -103,9 +103,9 @@ def text() -> str:
     blocks = {
         name: found for name in ("a-sums", "a-sorting", "d-sums") if (found := finished(BLOCKS[name])) is not None
     }
-    found = [one for name, cells in blocks.items() if name.startswith("a-") for one in measured_in(cells)]
-    found += [one for name, cells in blocks.items() if name.startswith("d-") for one in replayed_in(cells)]
-    lines = ",\n".join(json.dumps(asdict(one)) for one in [*found, *of_smollm2()])
+    verdicts = [one for name, cells in blocks.items() if name.startswith("a-") for one in measured_in(cells)]
+    verdicts += [one for name, cells in blocks.items() if name.startswith("d-") for one in replayed_in(cells)]
+    lines = ",\n".join(json.dumps(asdict(one)) for one in [*verdicts, *of_smollm2()])
     return f"[\n{lines}\n]\n"
 
 

@@ -133,7 +133,8 @@ def _add_tokens(sums_SK: Tensor, published: Tensor, part: MicroBatchTensors, gat
         # A token that is certain has hardly a gradient: that of log π with respect to its own logit is 1 - π.
         slopes = [pull_NT * -torch.expm1(update.policy_NT.double()) for update in part.passes]
         values |= {"pull": pull_NT * len(part.passes), "slope": torch.stack(slopes).sum(0)}
-        values["slope_stopped"] = sum(s * ~update.passed_NT for s, update in zip(slopes, part.passes, strict=True))
+        lost = [slope * ~update.passed_NT for slope, update in zip(slopes, part.passes, strict=True)]
+        values["slope_stopped"] = torch.stack(lost).sum(0)
         # Only the first update shows what lag stops: before later ones, the batch's own updates have moved the policy.
         ahead_NT = mask_NT & part.published_NT & (drift_NT * part.advantages_N[:, None] > 0)
         chosen = (mask_NT & part.published_NT, ahead_NT, ahead_NT & ~first.passed_NT)
