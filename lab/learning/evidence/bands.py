@@ -7,7 +7,7 @@
 
 `lab/learning/protocol.md` has the arms and the rules. The runs of rec-oneside-nois with 0.2 are those of
 `python -m lab.learning.evidence.smollm2`. A finished run is one line of `lab/learning/evidence/smollm2-bands.jsonl`;
-`docs/smollm2-by-publishes.svg` is drawn from those arms that have all seeds.
+`docs/smollm2-by-publishes.svg` is drawn from those arms that have at least three seeds.
 """
 
 import time
@@ -72,6 +72,8 @@ WAVES: Final[tuple[dict[str, Settings], ...]] = (
 """In the order of training; the arms of one wave take turns by seed."""
 ARMS: Final = {arm: settings for wave in WAVES for arm, settings in wave.items()}
 LAGGED: Final = (("off-policy-v10", "off-policy-v1"), ("wide-v10", "wide-v1"), ("nois-v10", "nois-v1"))
+SHOWN_FROM: Final = 3
+"""Seeds. Verdicts wait for all of them."""
 Complete = dict[str, list[SmolRow]]
 """The runs of the arms that have all seeds."""
 FILE: Final = KEPT / "smollm2-bands.jsonl"
@@ -94,24 +96,32 @@ def complete_arms(done: Runs) -> Complete:
     return {arm: [runs[arm, seed] for seed in SEEDS] for arm in arms if all((arm, seed) in runs for seed in SEEDS)}
 
 
+def shown_arms(done: Runs) -> Complete:
+    """Return the runs of the arms that have at least `SHOWN_FROM` seeds, for figures that say how many they have."""
+    runs = with_plain(done)
+    found = {arm: [runs[arm, seed] for seed in SEEDS if (arm, seed) in runs] for arm, _ in runs}
+    return {arm: kept for arm, kept in found.items() if len(kept) >= SHOWN_FROM}
+
+
 def figures(done: Runs) -> list[Figure]:
-    """Return the final of each arm with all its seeds, and the verdicts of the comparisons whose arms are complete."""
-    complete = complete_arms(done)
-    ends = [figure for arm, kept in complete.items() for figure in (_end(arm, kept), _sync(arm, kept))]
-    return [*ends, *(verdict.figure() for verdict in verdicts(complete))]
+    """Return the final of each arm with at least three seeds, and the verdicts on arms that have all seeds."""
+    ends = [figure for arm, kept in shown_arms(done).items() for figure in (_end(arm, kept), _sync(arm, kept))]
+    return [*ends, *(verdict.figure() for verdict in verdicts(complete_arms(done)))]
 
 
 def _end(arm: str, kept: list[SmolRow]) -> Figure:
     curve = ", ".join(f"{fmean(evaluation):.3f}" for evaluation in zip(*(row["curve"] for row in kept), strict=True))
+    missing = len(SEEDS) - len(kept)
     return Figure(
         f"door.3.{arm}",
         f"SmolLM2-135M on vLLM, {arm}: final pass@1",
-        "stated",
+        f"{len(SEEDS)} seeds",
         str(Interval.of([final(row) for row in kept])),
         "",
-        True,
+        not missing,
         len(kept),
-        f"every ten steps {curve}; area {Interval.of([area(row) for row in kept])}; {_steps(kept)}{describe(kept)}",
+        f"{f'{missing} seeds are not trained yet; ' if missing else ''}every ten steps {curve}; "
+        f"area {Interval.of([area(row) for row in kept])}; {_steps(kept)}{describe(kept)}",
     )
 
 
@@ -222,15 +232,17 @@ DRAWN: Final = {
 }
 
 
-def draw(complete: Complete) -> None:
+def draw(shown: Complete) -> None:
     """Plot the pass rate against steps, and against publishes, with intervals over seeds."""
     _, (by_step, by_publish) = plt.subplots(1, 2, figsize=(7.6, 3.4), sharey=True)
     for arm, (label, color, line) in DRAWN.items():
-        if arm not in complete:
+        if arm not in shown:
             continue
-        points = [Interval.of(rates) for rates in zip(*(row["curve"] for row in complete[arm]), strict=True)]
+        if len(shown[arm]) < len(SEEDS):
+            label += f" ({len(shown[arm])} seeds)"
+        points = [Interval.of(rates) for rates in zip(*(row["curve"] for row in shown[arm]), strict=True)]
         steps = [EVERY * place for place in range(len(points))]
-        publishes = fmean(row["publishes"] for row in complete[arm])
+        publishes = fmean(row["publishes"] for row in shown[arm])
         for axes, xs in ((by_step, steps), (by_publish, [publishes * step / steps[-1] for step in steps])):
             axes.plot(xs, [point.mean for point in points], line, color=color, linewidth=1.8, label=label)
             axes.fill_between(
@@ -253,7 +265,7 @@ def main() -> None:
         train_missing(wave, FILE, minutes, run)
         minutes -= (time.monotonic() - began) / 60
     record(*figures(rows(FILE)))
-    draw(complete_arms(rows(FILE)))
+    draw(shown_arms(rows(FILE)))
 
 
 if __name__ == "__main__":
