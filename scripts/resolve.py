@@ -112,6 +112,9 @@ if __name__ == "__main__":
     parser.add_argument("--python", default=sys.executable)
     found = resolve_readme(parser.parse_args().python)
     print(*found, sep="\n")
-    if not found:
-        sys.exit("README.md has no line that begins with 'pip install' in a Bash block")
-    sys.exit(any(one.error for one in found))
+    if any(one.error for one in found):
+        sys.exit(
+            "README.md has an install command that does not resolve; `python scripts/lock.py` locks versions again"
+        )
+    if len(found) - sum("vllm" in one.versions for one in found) in (0, len(found)):
+        sys.exit("README.md needs two `pip install` lines in a Bash block: for a GPU, with vllm, and for a CPU")
