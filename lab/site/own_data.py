@@ -1,7 +1,7 @@
 """Train on data of one's own as a user would: from questions with answers in JSONL to a report.
 
-    python -m lab.site.own_data                  with SmolLM2-135M-Instruct and vLLM, 5 minutes
     python -m lab.site.own_data --model sums     with the tiny model of the learning evidence, 1 minute
+    python -m lab.site.own_data                  with SmolLM2-135M-Instruct and vLLM, 5 minutes
 
 Either writes row door.7.own-data and docs/own-data-transcript.txt. `--short` records nothing: it writes and checks the
 configuration.
