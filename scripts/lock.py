@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from pip._internal.models.index import PyPI
 from pip._vendor.packaging.tags import Tag, compatible_tags, cpython_tags
 from pip._vendor.packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -32,7 +33,6 @@ sys.path.insert(0, str(ROOT))
 from scripts.resolve import make_pip, normalized, public_index, resolve  # noqa: E402  # found by the line above
 from scripts.wheel_requirements import requirements  # noqa: E402
 
-INDEX, PAGE = "https://pypi.org/simple", ""
 ANY_USE: Final = "train,lora,ray,math,report,docs,tensorboard,wandb,trackio,mlflow,dev"
 LOCKS: Final = {"cpu": "constraints.txt", "gpu": "constraints-gpu.txt"}
 HEADERS: Final = {
@@ -63,7 +63,9 @@ def main(lock: str, free: Collection[str]) -> None:
     with ThreadPoolExecutor(16) as pool:
         found = dict(zip(hashed, pool.map(hashes, hashed, hashed.values()), strict=True))
     if unknown := [name for name, digests in found.items() if not digests]:
-        sys.exit(f"{INDEX} has no file of {', '.join(unknown)} for Linux on x86_64; nothing is written beside {file}")
+        sys.exit(
+            f"the public index has no file of {', '.join(unknown)} for Linux on x86_64; nothing is written beside {file}"
+        )
     header = f"{file.name} with hashes: pip install --no-deps --require-hashes -r {file.stem}.hashes.txt"
     lines = [
         " \\\n    ".join([f"{name}=={hashed[name]}", *(f"--hash=sha256:{digest}" for digest in found[name])])
@@ -108,7 +110,7 @@ def _resolve(lock: str, kept: Mapping[str, str]) -> dict[str, str]:
 
 def hashes(name: str, version: str) -> list[str]:
     """Return the SHA-256 of what a supported Python installs: the wheels of a version, otherwise its sdist."""
-    with urllib.request.urlopen(f"{INDEX}/{name}/{PAGE}") as answer:
+    with urllib.request.urlopen(f"{PyPI.simple_url}/{name}/") as answer:
         page = answer.read().decode()
     files = [(unquote(file), digest) for file, digest in re.findall(r'/([^/"]+)#sha256=([0-9a-f]{64})"', page)]
     wheels = [digest for file, digest in files if file.endswith(".whl") and _fits(file, version)]
