@@ -64,7 +64,7 @@ def main(lock: str, free: Collection[str]) -> None:
         found = dict(zip(hashed, pool.map(hashes, hashed, hashed.values()), strict=True))
     if unknown := [name for name, digests in found.items() if not digests]:
         sys.exit(
-            f"the public index has no file of {', '.join(unknown)} for Linux on x86_64; nothing is written beside {file}"
+            f"the public index has no file of {', '.join(unknown)} for Linux on x86_64; {file} has no hashes"
         )
     header = f"{file.name} with hashes: pip install --no-deps --require-hashes -r {file.stem}.hashes.txt"
     lines = [

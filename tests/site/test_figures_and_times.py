@@ -10,7 +10,7 @@ from offbeat.cli.init import facts, recipes
 from offbeat.cli.main import app
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-TIME = "two to three minutes"
+TIME = "about three minutes"
 
 
 @pytest.mark.parametrize("file", sorted(DOCS.glob("*.svg")), ids=lambda file: file.name)

@@ -20,9 +20,9 @@ def quickstart(
 ) -> None:
     """Make a tiny model, train it off-policy and write a report: `offbeat quickstart`.
 
-    Takes two to three minutes on two CPU cores.
+    Takes about three minutes on two CPU cores.
     """
-    typer.echo("a tiny model learns one-digit sums off-policy, in two to three minutes on two CPU cores")
+    typer.echo("a tiny model learns one-digit sums off-policy, in about three minutes on two CPU cores")
     from offbeat.cli.train import drive
     from offbeat.config.toml_file import load
     from offbeat.errors import RunError
