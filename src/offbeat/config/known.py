@@ -74,7 +74,9 @@ class LagEvidence:
             says = f"in our runs {self.config.objective.preset!r} {row}"
             if self._preset is not None and self._preset.collapses:
                 says = f"{self._preset.collapses}, and {says}"
-            ways = ", or ".join([*self._ways(), "set accept = true (`--accept`) to train anyway"])
+            ways = "accepted"
+            if not self.config.accept:
+                ways = ", or ".join([*self._ways(), "set accept = true (`--accept`) to train anyway"])
             return LagFinding(Doubt.LOSES, f"{self._setting()}, which is known to lose: {says}; {ways}", row.row)
         if not self.is_shown():
             row = self._nearest()
