@@ -83,7 +83,10 @@ def silence(short: bool) -> bool:
     with tempfile.TemporaryDirectory(prefix="offbeat-lab-") as name:
         place = Path(name)
         (place / "run.toml").write_text(RECIPE, encoding="utf-8")
-        paths = {what: [sys.executable, "-c", text] for what, text in PYTHON.items()}
+        paths = {}
+        for number, (what, text) in enumerate(PYTHON.items()):
+            (place / f"path{number}.py").write_text(text, encoding="utf-8")
+            paths[what] = [sys.executable, f"path{number}.py"]
         paths |= {what: [OFFBEAT, *words.format(recipe="run.toml").split()] for what, words in COMMANDS.items()}
         for what, command in list(paths.items())[: 2 if short else None]:
             one = watch(command, place, terminal=False)

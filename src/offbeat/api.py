@@ -249,13 +249,13 @@ def report(
 
     Runs that differ only in their seed are pooled. `names` are shown instead of the names of the directories.
     """
-    from offbeat.reports.page import write_report
-
     if not runs:
         raise RunError("give at least one run: offbeat.report('runs/one')")
     paths = [run.path if isinstance(run, Run) else Path(run) for run in runs]
     to = Path(out) if out is not None else paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
     with Working("writing the report", after=TICK):
+        from offbeat.reports.page import write_report
+
         write_report(paths, to, names)
     return to
 

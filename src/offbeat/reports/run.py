@@ -158,10 +158,10 @@ class Run:
 
     def report(self, to: str | os.PathLike[str] | None = None) -> Path:
         """Write the HTML report, by default into the run directory, and return its path."""
-        from offbeat.reports.page import write_report
-
         path = Path(to) if to is not None else self.path / "report.html"
         with Working("writing the report", after=TICK):
+            from offbeat.reports.page import write_report
+
             write_report([self.path], path)
         return path
 
