@@ -63,9 +63,7 @@ def main(lock: str, free: Collection[str]) -> None:
     with ThreadPoolExecutor(16) as pool:
         found = dict(zip(hashed, pool.map(hashes, hashed, hashed.values()), strict=True))
     if unknown := [name for name, digests in found.items() if not digests]:
-        sys.exit(
-            f"the public index has no file of {', '.join(unknown)} for Linux on x86_64; {file} has no hashes"
-        )
+        sys.exit(f"the public index has no file of {', '.join(unknown)} for Linux on x86_64; {file} has no hashes")
     header = f"{file.name} with hashes: pip install --no-deps --require-hashes -r {file.stem}.hashes.txt"
     lines = [
         " \\\n    ".join([f"{name}=={hashed[name]}", *(f"--hash=sha256:{digest}" for digest in found[name])])
