@@ -119,6 +119,7 @@ def of_trl(functions: list[Any], place: Path) -> list[list[float]]:
         num_generations=4,
         max_steps=STEPS,
         use_cpu=True,
+        bf16=False,  # TRL computes a reward model under autocast otherwise; ours is in float32
         report_to="none",
     )
     trainer = GRPOTrainer(
