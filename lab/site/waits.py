@@ -45,6 +45,10 @@ PYTHON: Final = {
     "export": "import offbeat; print(offbeat.Run('own').export('exported'))",
 }
 """In this order: later paths use what earlier ones made."""
+UNTRAINED: Final = "from pathlib import Path; from offbeat.run.quickstart import make_model; " + (
+    "make_model(Path('model'), steps=1)"
+)
+"""Time does not depend on what a model has learned."""
 COMMANDS: Final = {
     "offbeat check": "check {recipe} --set steps=6",
     "offbeat train": "train {recipe} --set steps=6 --out again",
@@ -134,7 +138,7 @@ def estimates(short: bool) -> bool:
     with tempfile.TemporaryDirectory(prefix="offbeat-lab-") as name:
         place = Path(name)
         os.chdir(place)
-        subprocess.run([sys.executable, "-c", PYTHON["tiny_model"]], check=True, cwd=place)
+        subprocess.run([sys.executable, "-c", UNTRAINED], check=True, cwd=place)
         for what, settings in list(CONFIGURATIONS.items())[: 1 if short else None]:
             settings = json.loads(json.dumps(settings))
             settings["model"]["path"] = settings["model"]["path"] or str(smollm2.directory())
