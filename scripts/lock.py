@@ -107,9 +107,13 @@ def _resolve(lock: str, kept: Mapping[str, str]) -> dict[str, str]:
 
 
 def hashes(name: str, version: str) -> list[str]:
-    """Return the SHA-256 of what a supported Python installs: the wheels of a version, otherwise its sdist."""
+    """Return the SHA-256 of the files of a version, as the public index lists them."""
     with urllib.request.urlopen(f"{PyPI.simple_url}/{name}/") as answer:
-        page = answer.read().decode()
+        return listed(answer.read().decode(), name, version)
+
+
+def listed(page: str, name: str, version: str) -> list[str]:
+    """Return the SHA-256 of what a supported Python installs: the wheels of a version, otherwise its sdist."""
     files = [(unquote(file), digest) for file, digest in re.findall(r'/([^/"]+)#sha256=([0-9a-f]{64})"', page)]
     wheels = [digest for file, digest in files if file.endswith(".whl") and _fits(file, version)]
     sources = {normalized(re.sub(r"\.(tar\.gz|zip)$", "", file)): digest for file, digest in files}

@@ -215,7 +215,8 @@ def test_a_sandbox_that_fails_gives_no_score(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(python_code, "open_sandbox", broken)
     scored = grade([Reward(passes)], (0, 1), "```python\nx\n```", {"tests": ["assert f() == 1"]})
-    assert scored == Unscorable("sandbox", "passes: SandboxError: out of slots")
+    assert isinstance(scored, Unscorable) and scored.reason == "sandbox"
+    assert scored.detail.startswith("passes: SandboxError: out of slots")
 
 
 def test_without_a_sandbox_the_task_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
