@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,22 @@ from lab.site import age, peers
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A repository with a commit of ten lines of code, and no results yet."""
     monkeypatch.setattr(age, "ROOT", tmp_path)
-    for kept in (age._lines, age._known, age._history, age._added):
-        kept.cache_clear()
+    forget()
     (tmp_path / "src" / "offbeat").mkdir(parents=True)
     (tmp_path / "lab" / "results").mkdir(parents=True)
     (tmp_path / "src" / "offbeat" / "code.py").write_text("x = 1\n" * 10)
     git(tmp_path, "init", "-q")
     commit(tmp_path)
-    return tmp_path
+    yield tmp_path
+    forget()  # other tests ask about this repository
+
+
+def forget() -> None:
+    for kept in (age._lines, age._known, age._history, age._added):
+        kept.cache_clear()
 
 
 def git(place: Path, *arguments: str) -> str:
