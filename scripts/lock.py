@@ -19,11 +19,11 @@ import tempfile
 import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from pip._internal.models.index import PyPI
 from pip._vendor.packaging.tags import Tag, compatible_tags, cpython_tags
 from pip._vendor.packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -108,8 +108,15 @@ def _resolve(lock: str, kept: Mapping[str, str]) -> dict[str, str]:
 
 def hashes(name: str, version: str) -> list[str]:
     """Return the SHA-256 of the files of a version, as the public index lists them."""
-    with urllib.request.urlopen(f"{PyPI.simple_url}/{name}/") as answer:
+    with urllib.request.urlopen(f"{_index()}/{name}/") as answer:
         return listed(answer.read().decode(), name, version)
+
+
+@cache
+def _index() -> str:
+    """Return the index that pip asks by default. In a process of its own, because pip imports distutils."""
+    asked = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+    return subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def listed(page: str, name: str, version: str) -> list[str]:
