@@ -3,6 +3,8 @@
     python -m lab.learning.evidence.bands --minutes 60    train missing runs, a quarter of an hour each; the same
                                                           command continues; rows door.3.* of what is complete
     python -m lab.learning.evidence.bands --minutes 0     compute rows and the figure again
+    python -m lab.learning.evidence.bands --arms is-v10   only these arms; two such commands on other arms may run
+                                                          side by side, each pinned to a core with taskset
     python -m lab.learning.evidence.bands --short         one run of two steps, nothing kept
 
 `lab/learning/protocol.md` has the arms and the rules. The runs of rec-oneside-nois with 0.2 are those of
@@ -11,6 +13,7 @@
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from statistics import fmean
 from typing import Final
@@ -136,8 +139,17 @@ def _sync(arm: str, kept: list[SmolRow]) -> Figure:
         "%",
         True,
         len(kept),
-        f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %; two cores, other work beside; the start of vLLM counts",
+        f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %; {_cores(kept)}, other work beside; the start of vLLM "
+        "counts",
     )
+
+
+def _cores(kept: list[SmolRow]) -> str:
+    return " and ".join(f"{n} on {word}" for word, n in sorted(Counter(_word(row) for row in kept).items()))
+
+
+def _word(row: SmolRow) -> str:
+    return "one core" if row.get("cores") == 1 else "two cores"
 
 
 def _steps(kept: list[SmolRow]) -> str:
@@ -255,14 +267,19 @@ def draw(shown: Complete) -> None:
 
 
 def main() -> None:
-    options = sweep_parser(__doc__).parse_args()
+    parser = sweep_parser(__doc__)
+    parser.add_argument("--arms", default=",".join(ARMS), help="train only these, separated by commas")
+    options = parser.parse_args()
+    chosen = options.arms.split(",")
+    if unknown := set(chosen) - ARMS.keys():
+        parser.error(f"--arms {options.arms}: no {', '.join(sorted(unknown))}; choose among {', '.join(ARMS)}")
     if options.short:
         print(run("off-policy-v10", ARMS["off-policy-v10"], 101, steps=2))
         return
     minutes = options.minutes
     for wave in WAVES:
         began = time.monotonic()
-        train_missing(wave, FILE, minutes, run)
+        train_missing({arm: wave[arm] for arm in wave if arm in chosen}, FILE, minutes, run)
         minutes -= (time.monotonic() - began) / 60
     record(*figures(rows(FILE)))
     draw(shown_arms(rows(FILE)))

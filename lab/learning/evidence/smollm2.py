@@ -10,6 +10,7 @@ A finished run is one line of `lab/learning/evidence/smollm2.jsonl`, with its se
 """
 
 import json
+import os
 import subprocess
 import time
 from argparse import ArgumentParser, Namespace
@@ -87,6 +88,8 @@ class SmolRow(TypedDict):
     by_step: NotRequired[dict[str, list[float | None]]]
     """`BY_STEP`, step by step; None where a step has no such number. The first runs did not keep it."""
     seconds: dict[str, float]
+    cores: NotRequired[int]
+    """Cores that the run could use. The first runs had two and did not keep it."""
     commit: str
 
 
@@ -112,7 +115,7 @@ def train_missing(arms: Mapping[str, Settings], file: Path, minutes: float, trai
                 with file.open("a", encoding="utf-8") as kept:
                     kept.write(json.dumps(done[arm, seed]) + "\n")
                 print(f"{arm}, seed {seed}: {done[arm, seed]['curve']}", flush=True)
-    if missing := len(arms) * len(SEEDS) - len(done):
+    if missing := sum((arm, seed) not in done for arm in arms for seed in SEEDS):
         print(f"{missing} runs are missing; the same command continues")
     return done
 
@@ -139,6 +142,7 @@ def run(arm: str, settings: Settings, seed: int, steps: int = STEPS, program: Se
         "drift": round(fmean(one["drift_tv_token"] for one in metrics if "drift_tv_token" in one), 5),
         "by_step": {name: [_rounded(one.get(name)) for one in metrics] for name in BY_STEP},
         "seconds": cast("dict[str, float]", events[-1]["seconds"]),
+        "cores": len(os.sched_getaffinity(0)),
         "commit": commit(),
     }
 
