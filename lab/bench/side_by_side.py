@@ -6,11 +6,12 @@
 
 SmolLM2-135M on two cores, 8 completions a prompt, all arms in one dtype, with the processes and turns of
 `lab.bench.end_to_end`. Ours runs at v = 1 and generates with vLLM. In the set `trl` it takes turns with TRL on the same
-vLLM engine through `rollout_func`, so that only the trainers differ, and with TRL that generates with transformers; in
-the set `torchrl` with TorchRL, which generates with transformers; in the set `halves` the training halves of ours and
-of TRL take turns on random completions. The first round warms up; `--rounds` counts the others. On an idle machine a
-set takes 4 to 16 minutes with three rounds, and up to 20 GB of memory. `--short` makes one round of a small batch and
-records nothing.
+vLLM engine through `rollout_func`, so that only the trainers differ, and with TRL that generates with transformers. At
+128+128 these three do not fit in 24 GiB; there `same-engine` and `transformers` have one of TRL's arms each. In the set
+`torchrl` ours takes turns with TorchRL, which generates with transformers; in the set `halves` the training halves of
+ours and of TRL take turns on random completions. The first round warms up; `--rounds` counts the others. On an idle
+machine a set takes 4 to 16 minutes with three rounds, and up to 20 GB of memory. `--short` makes one round of a small
+batch and records nothing.
 """
 
 import signal
@@ -28,8 +29,18 @@ from lab.fixtures.runs import scratch
 SHAPES: Final = {"48+32": 4, "128+128": 2}
 """Tokens of a prompt and of a completion, and prompts of a step."""
 OURS: Final = "v1"
-SETS: Final = {"trl": (OURS, "trl-vllm", "trl"), "torchrl": (OURS, "torchrl"), "halves": ("half", "trl-half")}
+SETS: Final = {
+    "trl": (OURS, "trl-vllm", "trl"),
+    "same-engine": (OURS, "trl-vllm"),
+    "transformers": (OURS, "trl"),
+    "torchrl": (OURS, "torchrl"),
+    "halves": ("half", "trl-half"),
+}
 """Arms that take turns with each other. All of them together do not fit in 24 GiB."""
+SETS_OF: Final = {
+    "48+32": ("trl", "torchrl", "halves"),
+    "128+128": ("same-engine", "transformers", "torchrl", "halves"),
+}
 PARTS: Final = ("step", "generation", "training")
 SYNC: Final = "sync of v1 is probe, publish to disk, load and probe; of trl-vllm the load alone"
 
@@ -81,7 +92,7 @@ def figures(name: str, results: Results, job: Job) -> list[Figure]:
     for peer in SETS[name][1:]:
         what = f"a step of {ENGINES[peer]}, over one of {ENGINES[OURS]}"
         found.append(slower(results, peer, OURS, "step", peer, what, job))
-    if name == "trl":
+    if "trl-vllm" in results:
         what = "training in a step of TRL over training in one of offbeat, both beside the same vLLM engine"
         found.append(slower(results, "trl-vllm", OURS, "training", "training-ratio", what, job))
     return found
@@ -106,18 +117,19 @@ def measure(job: Job, sets: Sequence[str], rounds: int, *, short: bool) -> None:
 def main() -> None:
     parser = command_parser(__doc__, short="one round of a small batch; record nothing")
     parser.add_argument("shape", nargs="?", choices=SHAPES, help="one shape instead of both")
-    parser.add_argument("--sets", default=",".join(SETS), help="sets of arms, separated by commas")
+    parser.add_argument("--sets", help="sets of arms, separated by commas, instead of those of each shape")
     parser.add_argument("--prompts", type=int, help="prompts of a step; 4 or 2 if not given")
     parser.add_argument("--rounds", type=int, default=3, help="rounds that count")
     arguments = parser.parse_args()
-    sets = arguments.sets.split(",")
-    if unknown := set(sets) - SETS.keys():
+    asked = arguments.sets.split(",") if arguments.sets else ()
+    if unknown := set(asked) - SETS.keys():
         parser.error(f"--sets {arguments.sets}: no {', '.join(sorted(unknown))}; choose among {', '.join(SETS)}")
     if arguments.short:
-        measure(Job.parse(f"16+8x{arguments.prompts or 2}x4"), sets, 1, short=True)
+        measure(Job.parse(f"16+8x{arguments.prompts or 2}x4"), asked or SETS_OF["48+32"], 1, short=True)
         return
     for shape in [arguments.shape] if arguments.shape else SHAPES:
-        measure(Job.parse(f"{shape}x{arguments.prompts or SHAPES[shape]}x8"), sets, arguments.rounds, short=False)
+        job = Job.parse(f"{shape}x{arguments.prompts or SHAPES[shape]}x8")
+        measure(job, asked or SETS_OF[shape], arguments.rounds, short=False)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def _lines(rows: dict[str, dict[str, Any]], one: str) -> list[list[str]]:
     arms = rows[f"door.2.step-{one}"]["what"].partition(": ")[2].split("; ")[:-1]
     medians = [str(rows[f"door.2.{part}-{one}"]["measured"]).split(" / ") for part in PARTS]
     links = [f"../measured/door.md#door.2.{part}-{one}" for part in PARTS]
-    tokens = one.removeprefix("torchrl-").replace("-", " + ")
+    tokens = " + ".join(one.split("-")[-2:])
     return [
         [tokens, arm, *(f"[{values[i]}]({link})" for values, link in zip(medians, links, strict=True))]
         for i, arm in enumerate(arms)
