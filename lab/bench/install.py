@@ -168,7 +168,7 @@ def try_gpu_stack(place: Path) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         quickstart = _run(place, folder, "offbeat", "quickstart", "--out", "one")
     tests = _run(place, ROOT, "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider")
-    rates = re.search(r"pass rate (\S+) -> (\S+) with", quickstart.stdout)
+    rates = re.search(r"pass rate ([\d.]+) -> ([\d.]+)", quickstart.stdout)
     counted = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error|skipped)", tests.stdout)}
     failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", tests.stdout, re.MULTILINE)
     bad = counted.get("failed", 0) + counted.get("error", 0)

@@ -95,7 +95,7 @@ def quickstart(short: bool) -> bool:
             return done.returncode == 0
         report = (Path(place) / "runs" / "quickstart" / "report.html").stat().st_size
     TRANSCRIPT.write_text(_transcript(output, seconds), encoding="utf-8")
-    rates = re.search(r"pass rate (\S+) -> (\S+) with", output)
+    rates = re.search(r"pass rate ([\d.]+) -> ([\d.]+)", output)
     assert rates, "the quickstart did not print its pass rates"
     first, last = float(rates[1]), float(rates[2])
     trained_on = statistics.fmean(float(reward) for reward in re.findall(r"reward (\S+)", output)[-10:])

@@ -78,7 +78,10 @@ EVENTS: Final = {
             "devices": "on GPUs: the device plan",
         },
     ),
-    EventKind.RESUMED: EventSpec("the run continues from a checkpoint at this step"),
+    EventKind.RESUMED: EventSpec(
+        "the run continues from its newest checkpoint, at this step; without a checkpoint at step 0",
+        fields={"why": "how many groups of the log, written after the checkpoint, need not be generated again"},
+    ),
     EventKind.CHANGED: EventSpec(
         "the run continues although what it depends on has changed since its checkpoint, because you accepted that",
         "compare results before and after with care",

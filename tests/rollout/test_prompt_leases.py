@@ -112,6 +112,18 @@ LeaseMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=
 TestLeases = LeaseMachine.TestCase
 
 
+def test_prompts_whose_groups_are_logged_already_are_not_leased_again() -> None:
+    leases = PromptLeases(prompt_at, name="r", seed=0, seconds=10)
+    leases.restore({"next": 4, "unanswered": [1, 3]})
+    logged = {f"r-{i}" for i in (0, 3, 5, 6, 2000)}
+    leases.skip_logged(lambda ids: [one in logged for one in ids])
+    taken = [lease.group_id for lease in leases.take(5, 0.0, "w", 0)]
+    assert taken == ["r-1", "r-4", "r-7", "r-8", "r-9"]
+    leases.finish(taken)
+    assert leases.state() == {"next": 10, "unanswered": []}
+    assert "r-2000" not in [lease.group_id for lease in leases.take(2000, 0.0, "w", 0)]
+
+
 def test_a_worker_on_its_own_takes_a_limited_number_of_prompts_per_version() -> None:
     leases = LocalPrompts(PromptLeases(prompt_at, name="r", seed=0, seconds=10))
     prompts = PerVersion(leases, 3)

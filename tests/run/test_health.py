@@ -38,12 +38,13 @@ def test_an_alarm_about_lag_names_the_number_of_steps_after_which_to_publish() -
     health = Health(rules_for(far))
     alarms = [
         str(alarm)
-        for step in range(1, 12)
-        for alarm in health.check({"lag": step - 1.0, "gate_stopped_gradient": 0.1 * step}, [], {})
+        for step in range(1, 20)
+        for alarm in health.check({"lag": step - 1.0, "gate_stopped_gradient": min(0.1 * step, 0.9)}, [], {})
     ]
     assert alarms == [
-        "gate_stopped_gradient above 0.5 for 3 steps, now 0.8: the gate stops most of the gradient, so the run hardly "
-        "learns: publish more often (sync.every), or lower optimizer.learning_rate; at lag 7, so set sync.every = 5"
+        "gate_stopped_gradient above 0.5 for 10 steps, now 0.9: the gate stops most of the gradient, so these steps "
+        "hardly teach: publish more often (sync.every), or lower optimizer.learning_rate; at lag 14, so set "
+        "sync.every = 5"
     ], "after five steps, at lag 4, the gate stopped half of it"
     ahead = rules_for(parse({"run": {"mode": "concurrent", "max_lag": 9}}))
     assert not any(rule.by_lag for rule in ahead), "groups of one batch have several lags"

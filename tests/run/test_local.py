@@ -154,6 +154,28 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(model: Path, tmp_
     assert metrics[0] == metrics[1]
 
 
+@pytest.mark.parametrize("save_every", [100, 2])
+def test_a_resumed_run_uses_the_groups_that_a_run_logged_before_it_died(
+    model: Path, tmp_path: Path, save_every: int
+) -> None:
+    asked = config(model, steps=7, sync={"every": 3}, trainer={"save_every": save_every})
+    _, directory = ran(asked, tmp_path / "whole")
+    cut = RunDirectory(tmp_path / "cut")
+    cut.create(asked)
+
+    def die_at_5(event: dict) -> None:
+        if event["kind"] == EventKind.STEP and event["step"] == 5:
+            raise KeyboardInterrupt("no checkpoint is saved")
+
+    with pytest.raises(KeyboardInterrupt):
+        train(asked, cut, watching=die_at_5)
+    train(asked, cut)
+    found, expected = parameters(cut, asked), parameters(directory, asked)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with ExperienceLog.open(cut.experience) as log:
+        assert (log.ledger().repeated, log.ledger().conflicts) == (0, 0)
+
+
 def test_concurrent_lag_stays_within_its_bound_and_nothing_expires(model: Path, tmp_path: Path) -> None:
     asked = config(model, steps=10, sync={"every": 2}, run={"mode": "concurrent", "max_lag": 4})
     events, directory = ran(asked, tmp_path / "run")

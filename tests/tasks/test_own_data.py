@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.preflight.reward_columns import check_columns
 from offbeat.tasks.own_data import own_task
 from offbeat.tasks.task import Task, make
 
@@ -56,3 +57,5 @@ def test_a_reward_that_is_not_known_says_so_and_gives_no_number(
     assert why in (tmp_path / "data_task.py").read_text(encoding="utf-8")
     with pytest.raises(NotImplementedError, match="say here what an answer is worth"):
         task.rewards[0]("text", task.examples[0].record)
+    [problem] = check_columns(task, "data_task.py")
+    assert "reward 'reward' is not written yet" in problem

@@ -69,10 +69,13 @@ def init(
             with file.open("x", encoding="utf-8") as opened:
                 opened.write(text)
         except FileExistsError:
-            raise typer.BadParameter(f"{file} already exists; choose another name with --out") from None
+            elsewhere = "another name" if file == out else "a file in another directory"
+            raise typer.BadParameter(f"{file} already exists; delete it, or choose {elsewhere} with --out") from None
         except OSError as error:
             raise typer.BadParameter(f"{file} cannot be written: {error}") from error
-    typer.echo(f"{' and '.join(map(str, reversed(files)))} written; its first lines say what it needs. next:")
+    typer.echo(f"{' and '.join(map(str, reversed(files)))} written; the first lines of {out} say what it needs. next:")
+    if data is not None and "raise NotImplementedError" in files[task]:
+        typer.echo(f"  write the function reward in {task}")
     for command in next_commands(found[recipe], out):
         typer.echo(f"  {command}")
 

@@ -165,7 +165,7 @@ class Config(Section):
             return ""
         return (
             f"evaluation before training and every {self.evaluation.every} steps: {times} × {answers} answers, "
-            f"{self.evaluation_share:.2g} for each that is trained on"
+            f"{100 * self.evaluation_share:.2g} % of the answers that are trained on"
         )
 
     @property

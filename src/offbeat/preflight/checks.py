@@ -209,7 +209,8 @@ def _check_task(config: Config) -> tuple[Task | None, list[str]]:
         about = "task.options" if options else f"task.name = {name!r}"
         return None, [f"{about}: {error}"]
     except Exception as error:  # the boundary to your own file: any error it raises is reported as its problem
-        return None, [f"task.name = {name!r} cannot be used: {type(error).__name__}: {error}; fix the file"]
+        fix = "; fix the file" if own else ""
+        return None, [f"task.name = {name!r} cannot be used: {type(error).__name__}: {error}{fix}"]
 
 
 def _check_evaluation_task(config: Config) -> list[str]:

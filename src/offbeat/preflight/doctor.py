@@ -35,6 +35,8 @@ class FindingState(StrEnum):
     OK = "ok"
     MISSING = "missing"
     """Not there; needed only for some features."""
+    SLOW = "slow"
+    """It works, and could be faster."""
     SKIPPED = "skipped"
     """Not checked, because it cannot be on this machine."""
     BROKEN = "BROKEN"
@@ -139,7 +141,7 @@ def check_cores() -> Finding:
     count = os.cpu_count() or 1
     if count <= 4 and os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive":
         detail = f"{count}, and idle OpenMP threads spin: engine and trainer slow each other down"
-        return Finding("cores", FindingState.MISSING, detail, "export OMP_WAIT_POLICY=passive")
+        return Finding("cores", FindingState.SLOW, detail, "export OMP_WAIT_POLICY=passive")
     return Finding("cores", FindingState.OK, str(count))
 
 

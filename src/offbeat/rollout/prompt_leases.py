@@ -15,11 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from offbeat.scoring.tally import OutcomeCount
 from offbeat.seeds import derive
 from offbeat.types import Group, Json, Prompt
+
+LOOKED_UP: Final = 1024
+"""Group ids that are looked up at once. None of so many in the log means that no later one is."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class PromptLeases:
         """
         self._prompt_at, self._name, self._seed, self._seconds = prompt_at, name, seed, seconds
         self._next = 0
+        self._logged: set[int] = set()
         self._returned: set[int] = set()
         self._return_order: list[int] = []  # a heap; positions that are no longer in `_returned` are skipped
         self._out: dict[int, PromptLease] = {}
@@ -120,6 +124,9 @@ class PromptLeases:
             if position in self._returned:
                 self._returned.remove(position)
                 return position
+        while self._next in self._logged:
+            self._logged.remove(self._next)
+            self._next += 1
         self._next += 1
         return self._next - 1
 
@@ -205,6 +212,23 @@ class PromptLeases:
         self._next, self._out, self._deadlines, self.versions_out = cast(int, state["next"]), {}, [], Counter()
         self._return_order = sorted(cast(list[int], state["unanswered"]))
         self._returned = set(self._return_order)
+
+    def skip_logged(self, logged: Callable[[Sequence[str]], Iterable[bool]]) -> int:
+        """Lease no prompt whose group is in the log already: a run that dies leaves groups after its last checkpoint.
+
+        `logged` says of each group id whether the log has it. Return how many prompts are skipped.
+        """
+        late = self._found(sorted(self._returned), logged)
+        self._returned.difference_update(late)
+        start = self._next
+        while found := self._found(range(start, start + LOOKED_UP), logged):
+            self._logged.update(found)
+            start += LOOKED_UP
+        return len(late) + len(self._logged)
+
+    def _found(self, positions: Sequence[int], logged: Callable[[Sequence[str]], Iterable[bool]]) -> list[int]:
+        here = logged([f"{self._name}-{position}" for position in positions])
+        return [position for position, one in zip(positions, here, strict=True) if one]
 
     @property
     def out(self) -> list[PromptLease]:

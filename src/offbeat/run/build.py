@@ -158,7 +158,11 @@ def make_loop(
         evidence = PublishEvidence.restore(cast(dict[str, Json], saved["evidence"]))
         # Checkpoints of earlier releases have no state of evaluations, and were saved after one that was due.
         schedule.restore(cast(dict[str, Json], saved.get("evaluation") or {"evaluated": published, "due": False}))
-        journal.write(EventKind.RESUMED, learner.step)
+    logged = leases.skip_logged(lambda ids: log.find(ids) >= 0) if config.run.mode != "offline" else 0
+    if saved is not None or logged:
+        from_start = "no checkpoint yet: training starts again at step 0; " if saved is None else ""
+        journal.write(EventKind.RESUMED, learner.step, why=f"{from_start}{logged} groups of the log are used again")
+    if saved is not None:
         if changed := saved.get("changed"):
             journal.write(EventKind.CHANGED, learner.step, what=changed)
         if REPAIRED in saved:

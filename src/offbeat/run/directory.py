@@ -124,8 +124,8 @@ class RunDirectory:
         """Raise `RunError` if the directory already holds a run."""
         if self.events.exists():
             raise RunError(
-                f"{self.path} already holds a run: continue it with `offbeat resume {self.path}`, or choose another "
-                "directory"
+                f"{self.path} already holds a run: continue it with `offbeat resume {self.path}`, with the reward that "
+                "it began with, or choose another directory"
             )
 
     def create(self, config: Config) -> "RunLock":

@@ -76,8 +76,8 @@ DEFAULT_RULES: Sequence[Rule] = (
     Rule(
         "gate_stopped_gradient",
         above=0.5,
-        patience=3,
-        advice="the gate stops most of the gradient, so the run hardly learns: " + SOONER,
+        patience=10,
+        advice="the gate stops most of the gradient, so these steps hardly teach: " + SOONER,
         by_lag=True,
     ),
     Rule("drift_tv_token", above=0.3, patience=3, advice=SOONER, by_lag=True),
