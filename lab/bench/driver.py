@@ -23,10 +23,9 @@ import numpy as np
 
 from lab.figures import Figure, command_parser, machine, report
 from lab.fixtures.groups import RULES, make_group
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh
-from offbeat.experience.sampler import Sampler
+from offbeat.experience.sampler import Sampler, SamplerLimits
 from offbeat.rollout.prompt_leases import PromptLeases
 from offbeat.run.admission import ConcurrentAdmission
 from offbeat.run.cadence import Fixed

@@ -24,11 +24,10 @@ from lab.bench.sampler_processes import a_group
 from lab.figures import Figure, command_parser, machine, report
 from offbeat.experience.background import tidy
 from offbeat.experience.index_files import IndexFiles
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
 from offbeat.experience.rows import group_rows
-from offbeat.experience.sampler import Draw, Sampler
+from offbeat.experience.sampler import Draw, Sampler, SamplerLimits
 from offbeat.experience.schema import Snapshot, digest
 
 BATCH: Final = 64

@@ -24,9 +24,8 @@ from lab.learning.rows import LEARNING
 from offbeat.config import Config, examine, parse
 from offbeat.config.toml_file import load
 from offbeat.experience.index import Columns
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.modes import Replay
-from offbeat.experience.sampler import Draw, Sampler, Waiting
+from offbeat.experience.sampler import Draw, Sampler, SamplerLimits, Waiting
 from offbeat.run.directory import RunDirectory
 from offbeat.run.local import train
 from offbeat.run.loop import Loop

@@ -16,11 +16,10 @@ from lab.fixtures.memory import resident_bytes
 from offbeat.experience.background import tidy
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.index import Columns
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
 from offbeat.experience.rows import group_rows
-from offbeat.experience.sampler import Draw, Sampler
+from offbeat.experience.sampler import Draw, Sampler, SamplerLimits
 from offbeat.experience.schema import Snapshot, digest
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, VersionSpan
 

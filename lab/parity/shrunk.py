@@ -28,10 +28,9 @@ from lab.house.digests import CONFIG, offbeat
 from lab.learning.cells import Arm, Cell, run
 from lab.learning.statistics import Interval
 from lab.simulation.memory_log import MemoryLog
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.modes import Replay
 from offbeat.experience.priors import PromptPriors
-from offbeat.experience.sampler import Draw, Sampler
+from offbeat.experience.sampler import Draw, Sampler, SamplerLimits
 from offbeat.objective.spec import Advantage, Objective
 from offbeat.run.journal import read
 from offbeat.trainer.batch import assemble_batch

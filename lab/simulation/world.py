@@ -19,9 +19,8 @@ from lab.simulation.memory_log import MemoryLog
 from lab.simulation.scripted_engine import ScriptedEngine, scripted_probe
 from offbeat.errors import NoGradient
 from offbeat.experience.feedback import LateScore
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.modes import Fresh, Mode, Replay
-from offbeat.experience.sampler import Sampler
+from offbeat.experience.sampler import Sampler, SamplerLimits
 from offbeat.experience.schema import Snapshot
 from offbeat.rollout.engine import Engine, Request, Sampling
 from offbeat.rollout.generation import GroupMaker

@@ -18,17 +18,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from offbeat.experience.feedback import Deadline, LateScore, Overdue
 from offbeat.experience.index import CLOSED
 from offbeat.experience.ledger import Fate, LedgerEvent, LedgerEventKind
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
-from offbeat.experience.priority import Priority
-from offbeat.experience.sampler import Draw, Sampler, Waiting
+from offbeat.experience.sampler import Draw, Sampler, SamplerLimits, Waiting
 from offbeat.experience.schema import Snapshot
 from offbeat.types import UNKNOWN, Completion, Group, Json, Prompt, Score, Unscorable, VersionSpan
 
 MODES: tuple[Mode, ...] = (
     Fresh(),
-    Replay(share=1.0, reuse_budget=2, priority=Priority(reuse=0.0)),
+    Replay(share=1.0, reuse_budget=2),
     Replay(share=0.5, reuse_budget=3, cooldown=2),
     Offline(epochs=2, cooldown=1),
 )

@@ -19,10 +19,9 @@ import torch
 from lab.fixtures.processes import Send, Work
 from lab.fixtures.small_trainer import VOCABULARY, digest_of, small_model
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Replay
-from offbeat.experience.sampler import Draw, Sampler
+from offbeat.experience.sampler import Draw, Sampler, SamplerLimits
 from offbeat.experience.schema import Snapshot
 from offbeat.objective.presets import PRESETS
 from offbeat.rollout.engine import Request, Sampling

@@ -31,10 +31,9 @@ from lab.fixtures.runs import scratch
 from offbeat.experience.background import Maintenance
 from offbeat.experience.lance_table import Table
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh
-from offbeat.experience.sampler import Sampler
+from offbeat.experience.sampler import Sampler, SamplerLimits
 from offbeat.experience.schema import Tables
 from offbeat.rollout.prompt_leases import PromptLease, PromptLeases
 from offbeat.run.admission import ConcurrentAdmission

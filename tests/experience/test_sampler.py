@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.experience.index import NO_VERSION, Columns, Index
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
-from offbeat.experience.priority import Priority
 from offbeat.experience.priors import PromptPriors
-from offbeat.experience.sampler import Draw, Dropped, Retired, Sampler, Waiting
+from offbeat.experience.sampler import Draw, Dropped, Retired, Sampler, SamplerLimits, Waiting
 from offbeat.types import GroupDrift
 
 
@@ -95,12 +93,6 @@ class TestFresh:
         assert strict.ordinals == (3,)
         assert strict.dropped == (Dropped(0, "too-small"), Dropped(1, "zero-variance"), Dropped(2, "too-small"))
 
-    def test_ignores_groups_of_other_tasks_and_sources(self):
-        columns = rows(0, [0] * 4, task=[0, 1, 1, 1], sources=[1, 1, 2, 3])
-        only = fed(Fresh(), SamplerLimits(batch=1, max_lag=1, tasks=frozenset({1}), sources=2), columns)
-        assert batch(only, 0) == (2,)
-        assert only.draw(9).dropped == (Dropped(3, "expired"),)
-
     @settings(max_examples=100, deadline=None)
     @given(st.lists(st.integers(0, 12), min_size=1, max_size=60).map(sorted), st.lists(st.integers(0, 60), max_size=8))
     def test_draws_the_same_however_groups_in_order_of_version_arrive(self, versions: list[int], cuts: list[int]):
@@ -176,18 +168,21 @@ class TestReplay:
             assert draw.ordinals[0] == k + 1 and draw.replayed == (False, True)
 
     def test_draws_differently_at_every_step(self):
-        mode = Replay(share=1.0, reuse_budget=99, priority=Priority(0, 0, 0, 0))
-        sampler = fed(mode, SamplerLimits(batch=1), rows(0, [NO_VERSION] * 1000))
+        sampler = fed(Replay(share=1.0, reuse_budget=99), SamplerLimits(batch=1), rows(0, [NO_VERSION] * 1000))
         assert len({batch(sampler, k) for k in range(20)}) > 15
 
     def test_uses_the_current_values_of_the_index(self):
-        favorite = rows(0, [NO_VERSION] * 50, reward_std=[0.0] * 49 + [0.5])
-        only_contrast = Replay(share=1.0, priority=Priority(0, 0, 30, 0))
-        assert batch(fed(only_contrast, SamplerLimits(batch=1), favorite), 0) == (49,)
-        corrected = fed(only_contrast, SamplerLimits(batch=1), favorite)
-        corrected.feed(rows(49, [NO_VERSION], reward_std=[0.0]))
-        corrected.feed(rows(7, [NO_VERSION], reward_std=[0.5]))
-        assert batch(corrected, 0) == (7,)
+        # A group with equal rewards has 1/500 of the weight of one with a deviation of 0.5.
+        favorite = rows(0, [NO_VERSION] * 5, reward_std=[0.0] * 4 + [0.5])
+        drawn = Counter(batch(fed(Replay(share=1.0), SamplerLimits(batch=1), favorite, seed), 0) for seed in range(200))
+        assert drawn[4,] > 190
+        corrected = Counter()
+        for seed in range(200):
+            sampler = fed(Replay(share=1.0), SamplerLimits(batch=1), favorite, seed)
+            sampler.feed(rows(4, [NO_VERSION], reward_std=[0.0]))
+            sampler.feed(rows(2, [NO_VERSION], reward_std=[0.5]))
+            corrected[batch(sampler, 0)] += 1
+        assert corrected[2,] > 190
 
 
 class TestOffline:

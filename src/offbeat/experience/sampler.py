@@ -11,18 +11,54 @@ snapshot of the log and `state()` in a checkpoint give an exact resume.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 import numpy as np
 
-from offbeat.experience.index import CLOSED, Columns, DrawCounts, Index
-from offbeat.experience.limits import Cause, RetireCause, SamplerLimits
-from offbeat.experience.modes import EpochPosition, Mode
-from offbeat.experience.places import Candidates, GroupPlaces, Place
+from offbeat.experience.index import CLOSED, NEVER, NO_VERSION, Columns, DrawCounts, Index
+from offbeat.experience.modes import Candidates, EpochPosition, Mask, Mode
 from offbeat.experience.priors import Prior, PromptPriors
 from offbeat.types import GroupDrift, Json
 
 STATE_FORMAT: Final = 2
+EQUAL_REWARDS: Final = 1e-6
+"""A standard deviation of rewards up to this counts as zero."""
+
+Cause = Literal["expired", "too-small", "zero-variance"]
+"""Why a group is never drawn."""
+RetireCause = Literal["drift", "ess", "age", "refused"]
+"""Why a drawn group is not drawn again."""
+
+
+@dataclass(frozen=True)
+class SamplerLimits:
+    """The limits of a draw in every mode."""
+
+    batch: int
+    """Groups in a batch."""
+    max_lag: int | None = None
+    """A group that was never drawn expires when k − its oldest version exceeds this. One without a policy version never
+    does. Groups that were drawn have the `retire` limits."""
+    drop_zero_variance: bool = False
+    """Drop groups whose rewards are all equal. By default the objective masks them."""
+    retire_drift: float | None = None
+    """A drawn group is not drawn again once its measured drift exceeds this; None for no limit."""
+    retire_ess: float | None = None
+    """A drawn group is not drawn again once its measured effective sample size is below this; None for no limit."""
+    retire_age: int | None = None
+    """A drawn group is not drawn again once k − its oldest version exceeds this; None for no limit."""
+
+    def exceeded(self, found: GroupDrift) -> RetireCause | None:
+        """Return which limit a measured group is beyond, or None."""
+        if self.retire_drift is not None and found.tv > self.retire_drift:
+            return "drift"
+        return "ess" if self.retire_ess is not None and found.ess < self.retire_ess else None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch = {self.batch} must be at least 1 group")
+        if self.max_lag is not None and self.max_lag < 0:
+            raise ValueError(f"max_lag = {self.max_lag} must be at least 0 (only the current version), or None")
 
 
 @dataclass(frozen=True)
@@ -79,6 +115,9 @@ class Waiting:
 class Sampler:
     """Chooses batches from the columns it is fed.
 
+    Nothing is kept but the columns, how often and when each group was drawn, and the position in an epoch: what can be
+    drawn is masks over them, made anew for every draw.
+
     >>> from offbeat.experience.modes import Fresh
     >>> sampler = Sampler(Fresh(), SamplerLimits(batch=2, max_lag=4), seed=7)
     >>> sampler.feed(Columns(ordinal=[0, 1, 2], oldest_version=[0, 5, 6], task=[0] * 3, sources=[1] * 3,
@@ -98,13 +137,11 @@ class Sampler:
         self._counts = DrawCounts()
         self._position = EpochPosition()
         self._k = -1
-        self._places = GroupPlaces(mode, limits, self._index, self._counts)
 
     def feed(self, rows: Columns) -> None:
         """Add new groups, and feedback for earlier ones."""
         self._index.feed(rows)
         self._counts.grow(len(self._index))
-        self._places.feed(rows.ordinal, self._k + 1)
 
     def draw(self, k: int, *, at_least: int | None = None) -> Draw | Waiting:
         """Return the batch for the step that starts from π_k, or how many groups are missing.
@@ -121,12 +158,11 @@ class Sampler:
         candidates = self._candidates(k)
         available = self._mode.available(candidates)
         if available < (self._limits.batch if at_least is None else at_least):
-            return Waiting(k, self._limits.batch - available, self._places.count(Place.COOLING), dropped)
+            return Waiting(k, self._limits.batch - available, int(candidates.cooling.sum()), dropped)
         chosen = self._mode.choose(candidates, self._position)
         ordinals = np.array([*chosen.fresh, *chosen.past], np.int64)
         first = self._counts.uses[ordinals] == 0
         self._counts.mark(ordinals, k, self._mode.reuse_budget)
-        self._places.drawn(ordinals, first)
         self._k, self._position = k, chosen.position
         retired, self._retired = tuple(self._retired), []
         versions = self._index.columns.oldest_version[ordinals].tolist()
@@ -161,7 +197,7 @@ class Sampler:
         """Do not draw these groups again."""
         still_open = [ordinal for ordinal in ordinals if self._counts.uses[ordinal] != CLOSED]
         self._retired += [Retired(ordinal, cause) for ordinal in still_open]
-        self._close(still_open)
+        self._counts.close(np.array(still_open, np.int64))
 
     def again(self) -> None:
         """Allow another draw at the last k, because its batch was not trained on. Its groups still count as drawn."""
@@ -169,16 +205,18 @@ class Sampler:
 
     def waiting(self, k: int) -> dict[int, int]:
         """Return the number of admitted new groups that could be drawn at k, by version, the oldest first."""
-        return self._places.waiting(k)
+        waiting = self._waiting(k) & ~self.columns.guest
+        versions, counts = np.unique(self.columns.oldest_version[waiting], return_counts=True)
+        return dict(zip(versions.tolist(), counts.tolist(), strict=True))
 
     def waiting_count(self, k: int) -> int:
         """Return the number of new groups with a version that could be drawn at k, guests included."""
-        return self._places.waiting_count(k)
+        return int(self._waiting(k).sum())
 
     @property
     def unripe(self) -> int:
         """The number of groups that wait for a score and could be drawn once it has arrived."""
-        return self._places.count(Place.UNRIPE)
+        return int(((self._counts.uses != CLOSED) & ~self.columns.ripe).sum())
 
     def state(self) -> dict[str, Json]:
         """Return the state as JSON for the checkpoint. It grows with the groups that can still be drawn."""
@@ -192,7 +230,6 @@ class Sampler:
             "walk": [at.epoch, at.population, at.position, *at.deferred],
             "retired": [[one.ordinal, one.cause] for one in self._retired],
             "priors": None if self._priors is None else self._priors.state(),
-            "bases": None if self._places.past is None else [*self._places.past.bases],
         }
 
     def restore(self, state: dict[str, Json], rows: Sequence[Columns] = ()) -> None:
@@ -212,10 +249,6 @@ class Sampler:
         self._counts = DrawCounts.from_runs(len(self._index), cast(list[list[int]], state["runs"]))
         self._position = EpochPosition(epoch, population, position, tuple(deferred)).with_order(self._seed)
         self._k = cast(int, state["k"])
-        self._places = GroupPlaces(self._mode, self._limits, self._index, self._counts)
-        if self._places.past is not None and state.get("bases") is not None:  # 0.1.0 had none
-            self._places.past.bases = cast(tuple[float, float], tuple(cast(list[float], state["bases"])))
-        self._places.feed(np.arange(len(self._index)), self._k + 1)
         retired = cast(list[tuple[int, RetireCause]], state["retired"])
         self._retired = [Retired(ordinal, cause) for ordinal, cause in retired]
         if self._priors is not None and state["priors"] is not None:  # 0.1.0 kept none
@@ -229,27 +262,56 @@ class Sampler:
     @property
     def nbytes(self) -> int:
         """Bytes held for the index, the draw counts and the order of an epoch."""
-        return self._index.nbytes + self._counts.nbytes + self._places.nbytes + self._position.order.nbytes
+        return self._index.nbytes + self._counts.nbytes + self._position.order.nbytes
 
     def _identity(self) -> dict[str, Json]:
         return {"format": STATE_FORMAT, "mode": type(self._mode).__name__.lower(), "seed": self._seed}
 
     def _drop(self, k: int) -> tuple[Dropped, ...]:
         """Close groups that can no longer be drawn, and return those that were never drawn."""
-        self._places.rest(k)
-        # Sorted, because a restored sampler has learned of them in another order.
-        self.retire([one for one in sorted(self._places.too_old(k)) if self._counts.uses[one] > 0], "age")
-        found = self._places.undrawable(k)
-        dropped = tuple(Dropped(one, found[one]) for one in sorted(found) if self._counts.uses[one] == 0)
-        self._close(list(found))
-        return dropped
+        rows, limits, uses = self.columns, self._limits, self._counts.uses
+        if limits.retire_age is not None:
+            self.retire(np.flatnonzero((uses > 0) & self._older(k - limits.retire_age)).tolist(), "age")
+        never = uses == 0
+        late = never & self._older(k - limits.max_lag) if limits.max_lag is not None else np.zeros(len(uses), np.bool_)
+        unfit = (uses != CLOSED) & rows.ripe & ~self._fit()
+        dropped = np.flatnonzero(never & (late | unfit)).tolist()
+        self._counts.close(np.flatnonzero(late | unfit))
+        return tuple(
+            Dropped(one, "expired" if late[one] else "too-small" if rows.scored[one] < 2 else "zero-variance")
+            for one in dropped
+        )
 
-    def _close(self, ordinals: Sequence[int]) -> None:
-        closed = np.array(ordinals, np.int64)
-        self._counts.close(closed)
-        self._places.closed(closed)
+    def _older(self, version: int) -> Mask:
+        """Return which groups have a version below this one."""
+        versions = self.columns.oldest_version
+        return np.asarray((versions != NO_VERSION) & (versions < version))
+
+    def _fit(self) -> Mask:
+        """Return which groups can be compared, as far as they are scored."""
+        fit = self.columns.scored >= 2
+        if self._limits.drop_zero_variance:
+            fit &= self.columns.reward_std > EQUAL_REWARDS
+        return np.asarray(fit)
 
     def _candidates(self, k: int) -> Candidates:
-        max_lag = self._limits.max_lag
-        last_chances = 0 if max_lag is None else sum(self._places.new.counts(0, k - max_lag).values())
-        return Candidates(k, self._limits.batch, self._seed, len(self._index), last_chances, self._places)
+        """Return what a batch at k can be chosen from."""
+        rows, uses, last = self.columns, self._counts.uses, self._counts.last
+        drawable = (uses != CLOSED) & rows.ripe & self._fit()
+        new = self._mode.is_new(uses, rows.oldest_version)
+        cooling = (last != NEVER) & (last >= k - self._mode.cooldown)
+        fresh = drawable & new & (rows.oldest_version <= k)
+        at_limit = 0
+        if self._limits.max_lag is not None:
+            at_limit = int((fresh & ~rows.guest & (rows.oldest_version == k - self._limits.max_lag)).sum())
+        past = drawable & ~new
+        return Candidates(
+            k, self._limits.batch, self._seed, rows, uses, fresh, past & ~cooling, past & cooling, at_limit
+        )
+
+    def _waiting(self, k: int) -> Mask:
+        """Return which new groups with a version could be drawn at k."""
+        versions, max_lag = self.columns.oldest_version, self._limits.max_lag
+        new = self._mode.is_new(self._counts.uses, versions) & self.columns.ripe & self._fit()
+        oldest = 0 if max_lag is None else k - max_lag
+        return np.asarray(new & (versions != NO_VERSION) & (versions >= oldest) & (versions <= k))

@@ -17,11 +17,10 @@ from offbeat.config.parts import EngineKind
 from offbeat.errors import RunError
 from offbeat.events import EventKind
 from offbeat.experience.index_files import IndexFiles
-from offbeat.experience.limits import SamplerLimits
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh, Mode, Offline, Replay
 from offbeat.experience.priors import HALFLIFE, PromptPriors
-from offbeat.experience.sampler import Sampler
+from offbeat.experience.sampler import Sampler, SamplerLimits
 from offbeat.experience.schema import Snapshot
 from offbeat.experience.validation import ValidationRules
 from offbeat.objective.spec import Advantage
