@@ -5,7 +5,7 @@ import email
 import re
 import zipfile
 
-from pip._vendor.packaging.requirements import Requirement
+from packaging.requirements import Requirement  # not pip's copy: after `import pip`, setuptools and vLLM cannot be imported
 
 
 def requirements(wheel: str, without: set[str]) -> list[str]:
