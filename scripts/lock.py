@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from pip._vendor.packaging.tags import Tag, compatible_tags, cpython_tags
-from pip._vendor.packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

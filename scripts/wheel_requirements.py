@@ -5,7 +5,8 @@ import email
 import re
 import zipfile
 
-from pip._vendor.packaging.requirements import Requirement
+# Not pip's copy of it: after `import pip`, neither setuptools nor vLLM can be imported.
+from packaging.requirements import Requirement
 
 
 def requirements(wheel: str, without: set[str]) -> list[str]:
