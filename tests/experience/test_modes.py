@@ -65,9 +65,7 @@ class TestWeights:
 
     @settings(deadline=None)
     @given(st.integers(0, 2**31), st.lists(st.integers(-1, 10**5), min_size=1, max_size=50), st.data())
-    def test_no_group_is_drawn_twice(
-        self, seed: int, versions: list[int], data: st.DataObject
-    ):
+    def test_no_group_is_drawn_twice(self, seed: int, versions: list[int], data: st.DataObject):
         n = len(versions)
         count = data.draw(st.integers(0, n))
         chosen = candidates(versions, [0.0] * n, [3] * n, seed, k=10**5).sample_past(count)
