@@ -7,6 +7,6 @@ read      reader.py reads snapshots; catalog.py finds the row of each group, sco
 store     schema.py defines the tables, rows.py converts groups to rows, lance_table.py is one table on Lance,
           background.py groups commits and compacts tables
 sample    sampler.py draws batches from index.py's columns within limits.py; modes.py has the modes fresh, replay and
-          offline; places.py knows what can be drawn, in the pools of pools.py, weighted by priority.py
+          offline
 exchange  importing/ reads and writes files of other tools
 """
