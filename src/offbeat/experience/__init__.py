@@ -6,7 +6,7 @@ read      reader.py reads snapshots; catalog.py finds the row of each group, sco
           computes fates and totals, usage.py how often groups were trained on; index_files.py keeps the index of a run
 store     schema.py defines the tables, rows.py converts groups to rows, lance_table.py is one table on Lance,
           background.py groups commits and compacts tables
-sample    sampler.py draws batches from index.py's columns within limits.py; modes.py has the modes fresh, replay and
+sample    sampler.py draws batches from index.py's columns within limits; modes.py has the modes fresh, replay and
           offline
 exchange  importing/ reads and writes files of other tools
 """
