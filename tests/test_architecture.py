@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,12 @@ def part_of(file: Path) -> str:
 FILES = sorted(f for f in SRC.rglob("*.py") if f != SRC / "__init__.py")
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SRC)))
-def test_imports_point_down(file: Path) -> None:
-    part = part_of(file)
-    assert part in LAYER, f"{part} has no place in the layers: give it one here and in ARCHITECTURE.md"
-    for imported in imports(file) - {part}:
-        assert LAYER[imported] < LAYER[part], f"{file.relative_to(SRC)} imports {imported}, which is not below it"
+def test_imports_point_down() -> None:
+    for file in FILES:
+        part = part_of(file)
+        assert part in LAYER, f"{part} has no place in the layers: give it one here and in ARCHITECTURE.md"
+        for imported in imports(file) - {part}:
+            assert LAYER[imported] < LAYER[part], f"{file.relative_to(SRC)} imports {imported}, which is not below it"
 
 
 def test_the_check_sees_an_import_that_points_up(tmp_path: Path) -> None:
@@ -78,22 +79,41 @@ def test_help_answers_without_torch() -> None:
     assert done.returncode == 0 and "objectives" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SRC)))
-def test_a_file_fits_in_the_head(file: Path) -> None:
-    lines = len(file.read_text(encoding="utf-8").splitlines())
-    assert lines <= 450, f"{lines} lines: is it still one thing?"
-    assert file.stem not in {"utils", "util", "helpers", "common", "misc", "manager"}
+LINES_OF_A_FILE = 600
+FILES_OF_A_FOLDER = 18
+CROWDED = {"cli": 20, "experience": 23, "reports": 22, "run": 32, "trainer": 20}
+"""Folders that still have more files than they may. The numbers only fall."""
+BUDGET = 44_550
+"""Lines of `src`. Lower it when code goes away; a change that raises it says in docs/log.md what a user got for it."""
+
+
+def test_a_file_is_a_chapter() -> None:
+    for file in FILES:
+        lines = len(file.read_text(encoding="utf-8").splitlines())
+        assert lines <= LINES_OF_A_FILE, f"{file}: {lines} lines: is it still one thing?"
+        assert file.stem not in {"utils", "util", "helpers", "common", "misc", "manager"}
+
+
+def test_a_folder_holds_no_more_files_than_a_person_can_overlook() -> None:
+    found = Counter(str(file.parent.relative_to(SRC)) for file in FILES if file.name != "__init__.py")
+    for folder, count in found.items():
+        assert count <= CROWDED.get(folder, FILES_OF_A_FOLDER), f"{folder} has {count} files: which belong together?"
+    assert all(found[folder] > FILES_OF_A_FOLDER for folder in CROWDED), "no longer crowded: remove it from the list"
+
+
+def test_the_house_stays_within_its_budget() -> None:
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in SRC.rglob("*.py"))
+    assert BUDGET - 1000 <= lines <= BUDGET, f"{lines} lines: say in docs/log.md what they buy, or lower the budget"
 
 
 ENGINES = {"vllm": "rollout/vllm", "ray": "run/ray/", "lance": "experience/"}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SRC)))
-def test_an_engine_is_imported_in_one_place(file: Path) -> None:
+def test_an_engine_is_imported_in_one_place() -> None:
     """What breaks with every release breaks there."""
-    tree = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-    found = {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
-    tree = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-    found |= {node.module or "" for node in tree if isinstance(node, ast.ImportFrom)}
-    for engine in {name.split(".")[0] for name in found} & ENGINES.keys():
-        assert str(file.relative_to(SRC)).startswith(ENGINES[engine])
+    for file in FILES:
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        for engine in {name.split(".")[0] for name in found} & ENGINES.keys():
+            assert str(file.relative_to(SRC)).startswith(ENGINES[engine]), file

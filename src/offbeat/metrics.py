@@ -14,7 +14,6 @@ class Reduction(StrEnum):
     COMPLETION_MEAN = "mean over completions of the batch"
     GROUP_MEAN = "mean over groups of the batch"
     SHARE = "count over count"
-    MAX = "largest value in the batch"
     SUM = "sum over the batch"
     STEP = "one value per step"
 

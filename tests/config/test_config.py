@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from offbeat.config import Config, parse
+from offbeat.config import Config, examine, parse
 from offbeat.config.toml_file import load
 from offbeat.errors import ConfigError
 from offbeat.objective.presets import PRESETS
@@ -235,3 +235,10 @@ def test_engine_arguments_that_change_what_is_sampled_are_refused(name: str) -> 
 def test_engine_arguments_about_speed_and_memory_pass() -> None:
     extra = {"max_num_batched_tokens": 8192, "block_size": 64, "compilation_config": {"level": 3}, "watermark": 0.01}
     assert parse({"engine": {"extra": extra}}).engine.extra == extra
+
+
+def test_a_faulty_number_of_steps_hides_only_problems_that_name_its_default() -> None:
+    lag = "sync.every = 50 gives lag up to 49, and a group may be 4 steps old"
+    warm_up = "optimizer.warmup_steps = 300: the run ends before the warm-up, at steps = 200; set at most 200"
+    examined = examine({"steps": -1}).also([lag, warm_up])
+    assert len(examined.problems) == 2 and examined.problems[1] == lag

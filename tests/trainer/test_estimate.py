@@ -14,7 +14,6 @@ from offbeat.trainer.estimate import (
     LiveBytes,
     MemoryEstimate,
     StepShape,
-    WorstCase,
     check_worst_case,
     estimate_memory,
     explain_memory_errors,
@@ -80,12 +79,6 @@ def test_the_worst_case_runs_and_changes_nothing() -> None:
     worst = check_worst_case(trainer, SHAPE, estimate_memory(trainer, SHAPE))
     assert digest_of(trainer) == before and trainer.optimizer.grad_norm() == 0
     assert worst.tokens == 40 and worst.seconds > 0 and worst.peak > 1 << 20
-
-
-def test_time_follows_from_the_worst_case() -> None:
-    worst = WorstCase(tokens=1000, seconds=2.0, peak=0)
-    assert worst.step_seconds(tokens=10_000, updates=2) == 40.0
-    assert worst.step_seconds(tokens=10_000, updates=2, ranks=4) == 12.0
 
 
 def test_an_error_that_is_not_about_memory_passes_unchanged() -> None:

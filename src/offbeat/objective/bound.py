@@ -129,15 +129,6 @@ def total_variation(log_ratios: Tensor, mask: Tensor) -> Tensor:
     return _mean(shortfall(log_ratios), mask)
 
 
-def kl_divergence(log_ratios: Tensor, mask: Tensor) -> Tensor:
-    """mean(ρ - 1 - log ρ) over the last axis: KL(denominator ‖ numerator), unbiased and never negative.
-
-    >>> kl_divergence(torch.tensor([1.5, 0.5]).log(), torch.tensor([True, True]))
-    tensor(0.1438)
-    """
-    return _mean(bounded_exp(log_ratios) - 1 - log_ratios, mask)
-
-
 def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> Tensor:
     """(Σρ)²/(n·Σρ²) over the last axis: 1 if all samples count equally, 1/n if only one counts.
 

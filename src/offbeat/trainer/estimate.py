@@ -94,10 +94,6 @@ class WorstCase:
     peak: int
     """Bytes: the peak so far of the GPU's memory, or of this process on CPU."""
 
-    def step_seconds(self, tokens: int, updates: int, ranks: int = 1) -> float:
-        """Return how long a step over `tokens` tokens takes at this speed."""
-        return self.seconds * updates * math.ceil(tokens / self.tokens / ranks)
-
 
 def estimate_memory(trainer: Trainer, shape: StepShape) -> MemoryEstimate:
     """Estimate the terms on one rank. It runs short rows through the model, so every rank must call it."""
