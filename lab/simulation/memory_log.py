@@ -4,6 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from offbeat.experience.feedback import LateScore, merge
 from offbeat.experience.index import NO_VERSION, Columns, prompt_key
 from offbeat.experience.ledger import Ledger, LedgerEvent, settle
@@ -66,6 +69,9 @@ class MemoryLog:
 
     def snapshot(self) -> Snapshot:
         return Snapshot(len(self._groups), len(self._late), len(self._events), len(self._refused))
+
+    def find(self, group_ids: Sequence[str]) -> NDArray[np.int64]:
+        return np.array([self._places.get(one, -1) for one in group_ids], np.int64)
 
     def read(self, which: Sequence[int] | Sequence[str]) -> list[Group]:
         return [self._group(self._places[one] if isinstance(one, str) else int(one)) for one in which]

@@ -130,8 +130,9 @@ def _expression(source: "SourceCapture", part: object) -> str:
         return f"{source.use(type(part))}({', '.join(_arguments(given))})"
     if inspect.isclass(part) or (inspect.isroutine(part) and part.__name__ != "<lambda>"):
         return source.use(part)
+    what = "a lambda" if getattr(part, "__name__", "") == "<lambda>" else f"{part!r:.80}"
     raise ConfigError(
-        [f"{part!r:.80} cannot be recorded: give a function made with `def`, a class, a dataclass or a partial of one"]
+        [f"{what} cannot be recorded: give a function made with `def`, a class, a dataclass or a partial of one"]
     )
 
 

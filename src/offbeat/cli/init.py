@@ -63,7 +63,8 @@ def init(
         with plain_errors(code=2):
             files[task], fitting = _own_data(data, model, task)
         settings |= fitting
-    files[out] = annotated(_with_settings(found[recipe], settings))
+    text = _with_settings(found[recipe], settings)
+    files[out] = annotated(text if data is None else _with_command(text, data, model))
     for file, text in files.items():
         try:
             with file.open("x", encoding="utf-8") as opened:
@@ -109,6 +110,12 @@ def _own_data(data: str, model: str | None, task: Path) -> tuple[str, dict[str, 
     typer.echo(printable(f"prompt: {prompt}{', as a user message' if chat else ''}: {some[0][prompt]!r:.80}"))
     typer.echo(printable(f"reward: {meaning}"))
     return text, settings
+
+
+def _with_command(recipe: str, data: str, model: str | None) -> str:
+    """Return the recipe for own data with the command that wrote it."""
+    typed = ["offbeat", "init", OWN, "--data", data, *(["--model", model] if model else [])]
+    return re.sub(rf"offbeat init {OWN} --data .*", lambda _: shlex.join(typed), recipe)
 
 
 def _with_settings(recipe: str, settings: Mapping[str, object]) -> str:

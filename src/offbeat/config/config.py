@@ -201,7 +201,8 @@ class Config(Section):
             return f"when it costs less than lag, at the latest after {self.longest} steps"
         if self.sync.drift_budget is not None:
             return f"at drift {self.sync.drift_budget:g}, at the latest after {self.longest} steps"
-        return "every step" if self.longest == 1 else f"every {self.longest} steps"
+        late = f", so never within the {self.steps} of this run" if self.longest > self.steps else ""
+        return "every step" if self.longest == 1 else f"every {self.longest} steps{late}"
 
     @property
     def _lags(self) -> str:

@@ -8,7 +8,7 @@ A row speaks about its own objective, at its lag and learning rate and above, fo
 same rate, these drift further.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
 from itertools import chain
@@ -150,7 +150,10 @@ class LagEvidence:
         own = _rows(self.config)
         rows = [row for row in own if row.replay == replays] or own
         if not rows:
-            rows = [row for row in chain(*measured_lags().values()) if row.verdict == "fails" and row.plain]
+            asked = _under_lag(self.config.objective.resolve())
+            rows = [row for row in chain(*measured_lags().values()) if row.plain]
+            most = max(_likeness(_objective_of(row), asked) for row in rows)
+            rows = [row for row in rows if _likeness(_objective_of(row), asked) == most]
         nearest = self._first_of(rows)
         assert nearest is not None, "the package holds rows"
         return nearest
@@ -213,6 +216,13 @@ def _rows(config: Config) -> list[MeasuredLag]:
     """Return the rows about an objective that differs from the run's in nothing that matters under lag."""
     asked = _under_lag(config.objective.resolve())
     return [row for row in chain(*measured_lags().values()) if _objective_of(row) == asked]
+
+
+def _likeness(one: Objective, other: Objective) -> int:
+    """Return how alike two objectives are: equal choices, where the kind of gate and of weight decides under lag."""
+    kinds = [type(getattr(one, axis)) is type(getattr(other, axis)) for axis in ("gate", "weight")]
+    equal = [bool(getattr(one, axis.name) == getattr(other, axis.name)) for axis in fields(Objective)]
+    return 3 * sum(kinds) + sum(equal)
 
 
 @cache

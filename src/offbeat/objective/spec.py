@@ -19,7 +19,8 @@ from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from offbeat.imports import load_own
+from offbeat.errors import OwnPartError
+from offbeat.imports import describe_error, load_own
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +38,14 @@ class OwnFunction:
     target: str
 
     def __call__(self, first: "Tensor", second: "Tensor") -> "Tensor":
-        return cast("TensorFunction", load_own(self.target))(first, second)
+        function = cast("TensorFunction", load_own(self.target))
+        try:
+            return function(first, second)
+        except OwnPartError:
+            raise
+        except Exception as error:  # the function is yours, and may raise anything
+            raised = describe_error(error, self.target.rpartition(":")[0])
+            raise OwnPartError(f"{self.target} failed: {raised}; fix it, then `offbeat resume`") from error
 
 
 class Advantage(StrEnum):

@@ -321,7 +321,7 @@ def _sum(parts: Mapping[str, float], rewards: Sequence[Reward], reward_range: tu
         wide = f"({min(low, math.floor(total)):g}, {max(high, math.ceil(total)):g})"
         raise InvalidReward(
             f"reward {total!r} is outside {low:g} to {high:g}: set reward_range={wide}, or the range that your rewards "
-            f"can have; its parts are {shown}"[:DETAIL_LIMIT]
+            f"can have, in the task file or as [task] options; its parts are {shown}"[:DETAIL_LIMIT]
         )
     return Score(min(max(total, low), high), shown), False
 
