@@ -18,11 +18,13 @@ def fsck(
     whole, 1 if something is damaged, 2 if there is no run. With `--repair` it is 0 if nothing is left for you to do.
     """
     from offbeat.run.directory import RunDirectory
-    from offbeat.run.fsck.check import check_run, repair_run
-    from offbeat.run.fsck.findings import Remedy
 
     directory, left = RunDirectory(run), 0
     with plain_errors(code=2):
+        directory.require_run()
+        from offbeat.run.fsck.check import check_run, repair_run  # takes seconds
+        from offbeat.run.fsck.findings import Remedy
+
         for found in repair_run(directory) if repair else check_run(directory):
             typer.echo(printable(str(found)))
             left += found.remedy is not None and not (repair and found.remedy is Remedy.RESUME)

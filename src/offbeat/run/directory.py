@@ -194,6 +194,11 @@ class RunDirectory:
             apply_setting(data, setting)
         return parse(data)
 
+    def require_run(self) -> None:
+        """Raise `RunError` if nothing here is of a run, not even a damaged one."""
+        if not any((self.path / name).exists() for name in ("config.json", "events.jsonl", "checkpoints")):
+            raise RunError(f"{self.path} holds no run; give the directory of a run")
+
     def _read(self, name: str) -> dict[str, Any]:
         """Return the JSON object in one of the run's files; raise `RunError` with a sentence if it is damaged."""
         path = self.path / name

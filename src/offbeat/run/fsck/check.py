@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from offbeat.config import Config, parse
 from offbeat.config.recorded import translate
-from offbeat.errors import OffbeatError, RunError
+from offbeat.errors import OffbeatError
 from offbeat.events import EventKind
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.fsck.checkpoints import check_checkpoints, newest_whole, whole_checkpoints
@@ -19,8 +19,7 @@ from offbeat.trainer.checkpoint import Checkpoint
 
 def check_run(directory: RunDirectory) -> Iterator[PartFinding]:
     """Read everything in a run directory and say of each part whether it is whole. Changes nothing."""
-    if not any((directory.path / name).exists() for name in ("config.json", "events.jsonl", "checkpoints")):
-        raise RunError(f"{directory.path} holds no run; give the directory of a run")
+    directory.require_run()
     checkpoints = whole_checkpoints(directory)
     newest = newest_whole(checkpoints)
     yield (config_found := check_config(directory, newest))
