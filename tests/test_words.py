@@ -35,3 +35,4 @@ def test_pages_avoid_them_too(page: Path) -> None:
 
 def test_a_ruled_out_word_would_be_noticed() -> None:
     assert ruled_out("# it enters by the door", glossary_of(ROOT)).keys() == {"door"}
+    assert ruled_out("# row door.3.speed", glossary_of(ROOT)) == {}
