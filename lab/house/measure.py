@@ -183,7 +183,7 @@ def ruled_out(text: str, glossary: str) -> dict[str, list[str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in (tokenize.STRING, tokenize.COMMENT):
             for word in words:
-                if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-]|\.\d)", token.string, re.I)  # door.3 is a row:
+                if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-]|\.\d)", token.string, re.I):  # door.3 is a row
                     found.setdefault(word, []).append(token.string.strip("\"'# ")[:80])
     return found
 
