@@ -45,7 +45,7 @@ class OwnFunction:
             raise
         except Exception as error:  # the function is yours, and may raise anything
             raised = describe_error(error, self.target.rpartition(":")[0])
-            raise OwnPartError(f"{self.target} failed: {raised}; fix it, then `offbeat resume`") from error
+            raise OwnPartError(f"{self.target} failed: {raised}; fix the file") from error
 
 
 class Advantage(StrEnum):
