@@ -1,6 +1,6 @@
 """Print the digests of two reference runs, so that a refactoring can show that it changed no bit.
 
-    python -m lab.house.digests            this tree and an earlier commit; writes row house.4.digests
+    python -m lab.house.digests            this tree and an earlier commit; writes row rooms.3.digests
     python -m lab.house.digests --short    this tree only; records nothing
 
 Both runs use the command line only, so the same script measures checkouts whose modules differ. Run one trains 20 steps
@@ -84,7 +84,7 @@ def main(short: bool) -> bool:
     same = sum(then[run] == found for run, found in now.items())
     note = "; ".join(f"{run}: {then[run]} at {BEFORE}, {found} now" for run, found in now.items())
     what = f"reference runs whose policy and rewards have the same digest at {BEFORE} and now"
-    return record(Figure("house.4.digests", what, "all", f"{same} of {len(now)}", "runs", same == len(now), 20, note))
+    return record(Figure("rooms.3.digests", what, "all", f"{same} of {len(now)}", "runs", same == len(now), 20, note))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from typing import Final
 
 from lab.figures import ROOT
 
-BEFORE: Final = "8c24462"
-"""The last commit before the source was rearranged."""
+BEFORE: Final = "a4ce5e6"
+"""The last commit before files were joined to chapters."""
 
 
 @contextmanager

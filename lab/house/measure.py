@@ -1,11 +1,12 @@
 """Measure the layout of the source, at an earlier commit and now, by one script.
 
-    python -m lab.house.measure              print both; writes rows house.1.*
+    python -m lab.house.measure              print both; writes rows rooms.1.*
     python -m lab.house.measure --now        this tree only, as JSON; writes nothing
 
 Counts Python files below src/offbeat: files, lines, lines of code (without docstrings, blank lines, comments and
-imports), lengths of functions (docstring not counted), files per folder, modules with a single importer, import
-circles, class names used twice, and words that the glossary in CONTRIBUTING.md rules out. Seconds.
+imports), lengths of functions (docstring not counted), files per folder (`__init__.py` not counted), modules with a
+single importer, import circles (imports for types alone included), class names used twice, words that the glossary in
+CONTRIBUTING.md rules out, and the lines of Python of the lab. Seconds.
 """
 
 import ast
@@ -15,14 +16,14 @@ import re
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lab.figures import ROOT, Figure, command_parser, record
 from lab.house.earlier import BEFORE, earlier_checkout
 
-SMALL = 80
+SMALL = 60
 """Lines below which a module with a single importer should say something on its own."""
 
 
@@ -42,6 +43,7 @@ class House:
     circles: int
     class_names_twice: int
     ruled_out_words: int
+    lab_lines: int
 
 
 def measure(source: Path, glossary: str) -> House:
@@ -61,12 +63,15 @@ def measure(source: Path, glossary: str) -> House:
         function_p50=lengths[len(lengths) // 2],
         function_p90=lengths[len(lengths) * 9 // 10],
         function_max=lengths[-1],
-        most_files_in_a_folder=max(Counter(file.parent for file in modules.values()).values()),
+        most_files_in_a_folder=max(Counter(f.parent for f in modules.values() if f.name != "__init__.py").values()),
         single_importer=len(lone),
         single_importer_small=sum(len(texts[name].splitlines()) < SMALL for name in lone),
         circles=len(circles(arrows)),
         class_names_twice=sum(count > 1 for count in classes.values()),
         ruled_out_words=sum(len(found) for text in texts.values() for found in ruled_out(text, glossary).values()),
+        lab_lines=sum(
+            len(file.read_text(encoding="utf-8").splitlines()) for file in (source.parent / "lab").rglob("*.py")
+        ),
     )
 
 
@@ -85,7 +90,8 @@ def crowded(source: Path) -> tuple[str, str]:
     modules = modules_of(source)
     trees = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in modules.items()}
     rings = [" and ".join(sorted(ring)) for ring in circles(arrows_of(trees))]
-    folders = Counter(file.parent.relative_to(source).as_posix() for file in modules.values()).most_common(3)
+    chapters = [file for file in modules.values() if file.name != "__init__.py"]
+    folders = Counter(file.parent.relative_to(source).as_posix() for file in chapters).most_common(3)
     return ", ".join(sorted(rings)), ", ".join(f"{folder} {count}" for folder, count in folders)
 
 
@@ -194,14 +200,20 @@ def glossary_of(root: Path) -> str:
     return text.partition("## Words")[2].partition("\n## ")[0]
 
 
-GOALS: dict[str, tuple[str, Callable[[int], bool]]] = {
-    "files": ("≤ 160", lambda n: n <= 160),
-    "lines": ("≤ 24,000", lambda n: n <= 24_000),
-    "most_files_in_a_folder": ("≤ 20", lambda n: n <= 20),
-    "circles": ("0", lambda n: n == 0),
-    "class_names_twice": ("0", lambda n: n == 0),
-    "ruled_out_words": ("0", lambda n: n == 0),
+GOALS = {
+    "files": 185,
+    "lines": 36_500,
+    "code_lines": 21_500,
+    "function_p90": 20,
+    "most_files_in_a_folder": 18,
+    "single_importer": 35,
+    "single_importer_small": 0,
+    "circles": 0,
+    "class_names_twice": 0,
+    "ruled_out_words": 0,
+    "lab_lines": 17_000,
 }
+"""The most there may be."""
 
 
 def main() -> bool:
@@ -214,18 +226,13 @@ def main() -> bool:
     for name, value in now.items():
         print(f"{name.replace('_', ' '):28}{then[name]:>10,}{value:>10,}")
     rings, folders = crowded(ROOT / "src")
-    reasons = {
-        "circles": f"; {rings}" if rings else "",
-        "most_files_in_a_folder": f"; {folders}",
-        "files": "; the goal was set after a rearrangement, and adapters, replay, feedback, checks of GPUs and reports "
-        "have added files since, many of them short",
-        "lines": f"; {now['code_lines']} of them are code, the rest docstrings with examples, imports and blank lines",
-    }
+    reasons = {"circles": f"; {rings}" if rings else "", "most_files_in_a_folder": f"; {folders}"}
     figures = []
     for name, value in now.items():
-        goal, holds = GOALS.get(name, ("shown", lambda n: True))
-        what = f"src/offbeat: {name.replace('_', ' ')}"
-        figures.append(Figure(f"house.1.{name.replace('_', '-')}", what, goal, value, "", holds(value), now["files"],
+        goal = f"≤ {GOALS[name]:,}" if name in GOALS else "shown"
+        holds = value <= GOALS.get(name, value)
+        what = f"src/offbeat: {name.replace('_', ' ')}" if name != "lab_lines" else "lab: lines of Python"
+        figures.append(Figure(f"rooms.1.{name.replace('_', '-')}", what, goal, value, "", holds, now["files"],
                               f"{then[name]} at {BEFORE}{reasons.get(name, '')}"))  # fmt: skip
     return record(*figures)
 
