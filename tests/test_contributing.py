@@ -74,5 +74,5 @@ def test_the_command_runs_and_its_docstring_is_its_help(defined: dict[str, Any])
 
 
 def test_every_engine_and_sink_that_has_a_name_can_be_loaded() -> None:
-    for reference in [*SINKS.values(), *(kind.start for kind in ENGINES.values())]:
+    for reference in [*(kind.open for kind in SINKS.values()), *(kind.start for kind in ENGINES.values())]:
         assert callable(resolve(reference))

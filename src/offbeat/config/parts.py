@@ -38,11 +38,25 @@ ENGINES: Final[Mapping[str, EngineKind]] = {
     "hf": EngineKind("offbeat.run.engines:start_hf"),
     "vllm": EngineKind("offbeat.run.engines:start_vllm", "vllm", batches=True, splits=True),
 }
-SINKS: Final[Mapping[str, str]] = {
-    **{name: f"offbeat.run.sinks.trackers:{name}" for name in ("tensorboard", "wandb", "trackio", "mlflow")},
-    "prometheus": "offbeat.run.sinks.prometheus:prometheus",
+
+
+@dataclass(frozen=True)
+class SinkKind:
+    """How a kind of sink is opened."""
+
+    open: str
+    """The reference of a function or class: it takes the path of the run directory, and returns a `Sink`."""
+    module: str = ""
+    """What must be installed for it."""
+
+
+SINKS: Final[Mapping[str, SinkKind]] = {
+    "tensorboard": SinkKind("offbeat.run.sinks.trackers:tensorboard", "tensorboard"),
+    "wandb": SinkKind("offbeat.run.sinks.trackers:wandb", "wandb"),
+    "trackio": SinkKind("offbeat.run.sinks.trackers:trackio", "trackio"),
+    "mlflow": SinkKind("offbeat.run.sinks.trackers:mlflow", "mlflow"),
+    "prometheus": SinkKind("offbeat.run.sinks.prometheus:prometheus"),
 }
-"""A function or class for each sink: it takes the path of the run directory, and returns a `Sink`."""
 
 
 @dataclass(frozen=True, eq=False)

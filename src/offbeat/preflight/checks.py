@@ -284,13 +284,14 @@ def _check_extras(config: Config) -> list[str]:
     module = EngineKind.of(config.engine.kind).module
     if module and config.run.mode != "offline" and missing_modules([module]):
         found.append(
-            f"engine.kind = 'vllm': vllm is not installed: {install_command(module)}, or set engine.kind = \"hf\""
+            f"engine.kind = {config.engine.kind!r}: {module} is not installed: {install_command(module)}, or set "
+            'engine.kind = "hf"'
         )
     if config.adapter.rank and missing_modules(["peft"]):
         found.append(f"adapter.rank = {config.adapter.rank}: peft is not installed: {install_command('lora')}")
     if config.run.place == "ray" and missing_modules(["ray"]):
         found.append(f"run.place = 'ray': ray is not installed: {install_command('ray')}, or set run.place = \"local\"")
     for sink in config.run.sinks:
-        if sink in SINKS and sink != "prometheus" and missing_modules([sink]):
-            found.append(f"run.sinks: {sink} is not installed: {install_command(sink)}, or leave it out")
+        if sink in SINKS and (module := SINKS[sink].module) and missing_modules([module]):
+            found.append(f"run.sinks: {sink} is not installed: {install_command(module)}, or leave it out")
     return found

@@ -97,7 +97,7 @@ def open_journal(directory: RunDirectory, sinks: Sequence[str], watching: Listen
 
 def _open(name: str, directory: RunDirectory) -> Sink:
     try:
-        return cast("Callable[[Path], Sink]", load_own(SINKS.get(name, name)))(directory.path)
+        return cast("Callable[[Path], Sink]", load_own(SINKS[name].open if name in SINKS else name))(directory.path)
     except ModuleNotFoundError as error:
         missing = f"{name} needs {error.name}, which is not installed"
         install = install_command(name) if name in SINKS else f"pip install {error.name}"
