@@ -9,6 +9,8 @@ from hypothesis import settings
 
 from offbeat.errors import SandboxMissing
 
+collect_ignore = ["fixtures"]  # neither tests nor doctests; some need packages of the lab
+
 # Machines are shared and noisy: a slow example is not a wrong one. What must be fast has a test that measures it.
 # In CI the same commit gets the same verdict; everywhere else each run looks at other examples.
 settings.register_profile("offbeat", deadline=None, print_blob=True, derandomize="CI" in os.environ)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.fixtures.watched import watch
 from offbeat.cli.main import app
 from offbeat.imports import install_command
 from offbeat.metrics import METRICS
 from offbeat.objective.presets import PRESETS
+from tests.fixtures.watched import watch
 
 run = CliRunner(env={"COLUMNS": "200"}).invoke
 

@@ -1,6 +1,6 @@
 """Models of the hub: downloaded once, pinned to a commit, and refused early if they bring code or pickles.
 
-The hub is the stand-in of lab/fixtures/hub.py, on loopback.
+The hub is the stand-in of tests/fixtures/hub.py, on loopback.
 """
 
 import json
@@ -12,11 +12,11 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
-from lab.fixtures.hub import HubStandIn, connected_to, serve_hub
-from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.errors import HubError
 from offbeat.hub import find_model, hub_name, model_directory
+from tests.fixtures.hub import HubStandIn, connected_to, serve_hub
+from tests.fixtures.tiny_model import save_model
 
 NAME = "tiny/adder"
 run = CliRunner(env={"COLUMNS": "200"}).invoke

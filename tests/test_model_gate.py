@@ -10,13 +10,13 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner, Result
 
 import offbeat
-from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.errors import ModelUnreadable
 from offbeat.hub import model_directory
 from offbeat.preflight.forecast import ModelFiles
 from offbeat.rollout.hf import HfEngine
 from offbeat.tasks.tokenizer import read_tokenizer
+from tests.fixtures.tiny_model import save_model
 
 
 def edit(file: Path, **entries: object) -> None:

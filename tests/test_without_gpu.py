@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.fixtures.tiny_model import save_model
 from offbeat.rollout.hf import HfEngine
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.loading import load_policy_model
+from tests.fixtures.tiny_model import save_model
 
 
 @pytest.fixture

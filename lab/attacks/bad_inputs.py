@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 
 from lab.figures import Figure, command_parser, report
-from lab.fixtures.tiny_model import save_model
+from tests.fixtures.tiny_model import save_model
 
 STEPS = 2
 TASK = """

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lab.figures import Figure, command_parser, record
-from lab.fixtures.runs import Broken, Run, count_steps, descendants, scratch, write_config
-from lab.fixtures.tiny_model import save_llama
+from tests.fixtures.runs import Broken, Run, count_steps, descendants, scratch, write_config
+from tests.fixtures.tiny_model import save_llama
 
 NAMESPACE, HERE, THERE = "offbeat-neighbor", "10.231.7.1", "10.231.7.2"
 

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lab.attacks.odd_rewards import ANSWERS, COLUMNS, ODD, OTHERS, Odd
 from lab.figures import Figure, command_parser, report
 from offbeat.errors import InvalidReward, TaskError
 from offbeat.evaluation.table import Attempts, evaluate
@@ -37,6 +36,7 @@ from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.tasks.rewards import Answers, Reward, reward_of
 from offbeat.tasks.task import Task
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, Unscorable
+from tests.fixtures.attacks.odd_rewards import ANSWERS, COLUMNS, ODD, OTHERS, Odd
 
 CLOSED, VISIBLE, SILENT = "closed", "visible", "SILENT"
 

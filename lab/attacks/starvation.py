@@ -23,7 +23,6 @@ from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
-from lab.attacks.sandbox_programs import CHEATS, HONEST, Problem
 from lab.figures import Figure, command_parser, machine, report
 from offbeat.sandbox.meter import descendants
 from offbeat.sandbox.slots import FIRST_UID, MOST
@@ -31,6 +30,7 @@ from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.tasks.python_code import passes
 from offbeat.tasks.rewards import Reward
 from offbeat.types import Json, Score
+from tests.fixtures.attacks.sandbox_programs import CHEATS, HONEST, Problem
 
 SECONDS = 2.0
 """The limit of a program: the honest ones need hundredths of a second."""

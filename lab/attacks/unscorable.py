@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final, cast
 
-from lab.attacks.unscorable_answers import COLUMNS, CONTROLS, GRADERS, KNOWN, PROGRAM_SECONDS, search
 from lab.figures import ROOT, Figure, command_parser, commit, machine, report
 from lab.learning import model
 from lab.learning.statistics import difference
@@ -35,6 +34,7 @@ from offbeat.scoring.tally import FailureLimit, Scored, failure_of
 from offbeat.tasks.rewards import Reward
 from offbeat.tasks.task import Task, make
 from offbeat.types import Score, Unscorable
+from tests.fixtures.attacks.unscorable_answers import COLUMNS, CONTROLS, GRADERS, KNOWN, PROGRAM_SECONDS, search
 
 DEADLINE: Final = 1.5
 MOST_CPU: Final = 2.0

@@ -22,7 +22,6 @@ from typing import Final
 import numpy as np
 
 from lab.figures import Figure, command_parser, machine, report
-from lab.fixtures.groups import RULES, make_group
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh
 from offbeat.experience.sampler import Sampler, SamplerLimits
@@ -39,6 +38,7 @@ from offbeat.run.loop import Loop
 from offbeat.run.protocols import RunPlan
 from offbeat.trainer.trainer import Trained
 from offbeat.types import Completion, Group, GroupDrift, Json, PublishedDrift, Score, StepContext, VersionSpan
+from tests.fixtures.groups import RULES, make_group
 
 BATCH: Final = 128
 LAG: Final = 10

@@ -28,9 +28,9 @@ from lab.bench.end_to_end_arms import OURS, PERIOD, Job
 from lab.bench.end_to_end_peers import PEERS
 from lab.bench.training_arms import DTYPE_NAME
 from lab.figures import Figure, command_parser, machine, report
-from lab.fixtures.gates import Turn, TurnProcess, Turns
-from lab.fixtures.memory import available_bytes
-from lab.fixtures.runs import Broken, scratch
+from tests.fixtures.gates import Turn, TurnProcess, Turns
+from tests.fixtures.memory import available_bytes
+from tests.fixtures.runs import Broken, scratch
 
 SHAPES: Final = ("48+32", "128+128", "32+256")
 ROUNDS: Final = 6

@@ -1,6 +1,6 @@
 """The arms of `python -m lab.bench.end_to_end` that are ours: a run by three cadences, and the bare engine.
 
-Each function is the work of one process, which takes turns with the others (`lab/fixtures/gates.py`). Peers are in
+Each function is the work of one process, which takes turns with the others (`tests/fixtures/gates.py`). Peers are in
 `end_to_end_peers.py`.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, Final, cast
 
 from lab.bench.training_arms import DTYPE, DTYPE_NAME, Shape, our_step
 from lab.fixtures import smollm2
-from lab.fixtures.forced_lengths import lottery, prompts
-from lab.fixtures.gates import Turns
 from offbeat.run.journal import Phase
 from offbeat.types import Json
+from tests.fixtures.forced_lengths import lottery, prompts
+from tests.fixtures.gates import Turns
 
 PROMPTS: Final = 512
 """Different prompts, of which each step takes the next."""

@@ -13,8 +13,8 @@ from lab.bench.end_to_end_arms import TOKENS_TOGETHER, Job
 from lab.bench.end_to_end_trl import our_engine, random_completions, trl
 from lab.bench.training_arms import DTYPE
 from lab.fixtures import smollm2
-from lab.fixtures.forced_lengths import lottery
-from lab.fixtures.gates import PhaseTimer, Turns
+from tests.fixtures.forced_lengths import lottery
+from tests.fixtures.gates import PhaseTimer, Turns
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

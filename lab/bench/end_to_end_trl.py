@@ -22,8 +22,8 @@ import torch
 from lab.bench.end_to_end_arms import TOKENS_TOGETHER, Job, offbeat_settings
 from lab.bench.training_arms import DTYPE, DTYPE_NAME, VOCABULARY
 from lab.fixtures import smollm2
-from lab.fixtures.forced_lengths import lottery
-from lab.fixtures.gates import PhaseTimer, Turns
+from tests.fixtures.forced_lengths import lottery
+from tests.fixtures.gates import PhaseTimer, Turns
 
 Rollout = Callable[[list[str], Any], dict[str, Any]]
 """TRL's `rollout_func`: the prompts of a step, each repeated for its group, and the trainer."""

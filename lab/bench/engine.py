@@ -20,7 +20,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lab.bench.engine_runs import (
+from lab.figures import Figure, command_parser, machine, report
+from offbeat.rollout.engine import Request, Sampling
+from offbeat.rollout.vllm import VllmEngine
+from offbeat.rollout.vllm_full import OnUpdate
+from offbeat.rollout.vllm_worker import SharedWeights, WorkerPart, prepare
+from tests.fixtures.engine_runs import (
     PROMPT,
     Unrepaired,
     Verdict,
@@ -31,12 +36,7 @@ from lab.bench.engine_runs import (
     prompts,
     sync_rounds,
 )
-from lab.figures import Figure, command_parser, machine, report
-from lab.fixtures.tiny_model import save_llama
-from offbeat.rollout.engine import Request, Sampling
-from offbeat.rollout.vllm import VllmEngine
-from offbeat.rollout.vllm_full import OnUpdate
-from offbeat.rollout.vllm_worker import SharedWeights, WorkerPart, prepare
+from tests.fixtures.tiny_model import save_llama
 
 
 async def parity(short: bool) -> bool:

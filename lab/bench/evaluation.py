@@ -15,9 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from lab.figures import ROOT, Figure, command_parser, report
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.tiny_model import load_tokenizer, save_model
-from lab.parity.trl_rewards import CASES, Case
 from offbeat.experience.log import ExperienceLog
 from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks.arithmetic import arithmetic
@@ -25,6 +22,9 @@ from offbeat.tasks.data import tokens
 from offbeat.tasks.rewards import from_trl
 from offbeat.tasks.task import custom
 from offbeat.types import Completion, Group, Score, VersionSpan
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.tiny_model import load_tokenizer, save_model
+from tests.fixtures.trl_rewards import CASES, Case
 
 PASS_RATE = 0.4
 GROUP = 8

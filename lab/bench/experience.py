@@ -27,7 +27,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from lab.figures import Figure, command_parser, machine, record, show
-from lab.fixtures.groups import RULES, make_group, malformed
 from offbeat.experience.background import Maintenance
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.quarantine import RefusalReason
@@ -36,6 +35,7 @@ from offbeat.experience.schema import digest
 from offbeat.experience.validation import validate_group
 from offbeat.storage.files import fsync_paths
 from offbeat.types import Group
+from tests.fixtures.groups import RULES, make_group, malformed
 
 BATCH = 64
 """Groups in one append."""

@@ -3,7 +3,7 @@
     python -m lab.bench.gpu_doctor             10 minutes; writes rows gpu.8.*
     python -m lab.bench.gpu_doctor --short     the faults that need no other process; records nothing
 
-The faults are those of `lab/fixtures/gpu_faults.py`. A fault counts as noticed if exactly the expected checks break.
+The faults are those of `tests/fixtures/gpu_faults.py`. A fault counts as noticed if exactly the expected checks break.
 """
 
 import json
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import Figure, command_parser, machine, report
-from lab.fixtures.gpu_faults import QUICK, SLOW
-from lab.fixtures.processes import OFFBEAT
+from tests.fixtures.gpu_faults import QUICK, SLOW
+from tests.fixtures.processes import OFFBEAT
 
 LIMIT = 300.0
 CHECKS = 8

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from lab.figures import ROOT, Figure, command_parser, record, report
-from lab.fixtures.groups import make_group
 from lab.fixtures.pytest_runs import run_tests
 from offbeat.experience.importing.importer import import_into, layout_of, read_groups
 from offbeat.experience.importing.records import Row, find_records
@@ -26,6 +25,7 @@ from offbeat.experience.importing.shapes import ImportDefaults
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.validation import ValidationRules
 from offbeat.types import Score, Unknown
+from tests.fixtures.groups import make_group
 
 FORMATS = ("jsonl", "parquet")
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lab.figures import ROOT, Figure, command_parser, record
-from lab.fixtures.memory import peak_bytes, reset_peak
 from offbeat.objective.logprobs import token_stats
+from tests.fixtures.memory import peak_bytes, reset_peak
 
 
 def example(vocabulary: int, tokens: int, hidden_size: int) -> tuple[Tensor, Tensor, Tensor]:

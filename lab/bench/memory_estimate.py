@@ -10,9 +10,6 @@ from transformers import AutoModelForCausalLM
 
 from lab.figures import Figure
 from lab.fixtures import smollm2
-from lab.fixtures.memory import peak_bytes, reset_peak, resident_bytes, return_freed_memory
-from lab.fixtures.processes import Send, Work, run_to_end
-from lab.fixtures.small_trainer import small_trainer
 from offbeat.objective.presets import PRESETS
 from offbeat.placement.hardware import cpu_products
 from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
@@ -20,6 +17,9 @@ from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings
 from offbeat.trainer.trainer import StepSettings, Trainer
 from offbeat.weights.adapter import AdapterSpec
+from tests.fixtures.memory import peak_bytes, reset_peak, resident_bytes, return_freed_memory
+from tests.fixtures.processes import Send, Work, run_to_end
+from tests.fixtures.small_trainer import small_trainer
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from lab.figures import Figure, command_parser, machine, record
 from lab.fixtures.pytest_runs import run_tests
-from lab.fixtures.watched import processor_seconds
 from lab.learning.statistics import Interval
 from offbeat.experience.log import ExperienceLog
 from offbeat.rollout.engine import Request, Sampling
@@ -36,6 +35,7 @@ from offbeat.tasks.task import prompt_at
 from offbeat.weights.probe import Probe, probe_sequences
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.watched import processor_seconds
 
 if TYPE_CHECKING:
     from offbeat.rollout.vllm import VllmEngine

@@ -20,9 +20,9 @@ from typing import Any, Final
 from lab.bench.training_arms import DTYPE_NAME
 from lab.figures import Figure, command_parser, report
 from lab.fixtures import smollm2
-from lab.fixtures.forced_lengths import lottery, prompts
-from lab.fixtures.memory import peak_bytes, reset_peak, resident_bytes
 from offbeat.types import Json
+from tests.fixtures.forced_lengths import lottery, prompts
+from tests.fixtures.memory import peak_bytes, reset_peak, resident_bytes
 
 STEPS: Final = 200
 PROMPT, COMPLETION, GROUPS, SIZE = 24, 16, 2, 4

@@ -183,7 +183,7 @@ def state_machine(short: bool) -> bool:
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis.stateful import run_state_machine_as_test
 
-    from lab.torture.experience_machine import ExperienceMachine
+    from tests.fixtures.experience_machine import ExperienceMachine
 
     goal = 200 if short else 10_000
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]

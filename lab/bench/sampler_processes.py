@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.figures import command_parser
-from lab.fixtures.memory import resident_bytes
 from offbeat.experience.background import tidy
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.index import Columns
@@ -22,6 +21,7 @@ from offbeat.experience.rows import group_rows
 from offbeat.experience.sampler import Draw, Sampler, SamplerLimits
 from offbeat.experience.schema import Snapshot, digest
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, VersionSpan
+from tests.fixtures.memory import resident_bytes
 
 G = 8
 MODES: dict[str, Mode] = {"fresh": Fresh(), "replay": Replay(share=0.5, cooldown=2), "offline": Offline(cooldown=1)}

@@ -19,7 +19,6 @@ from contextlib import suppress
 from itertools import cycle, islice
 
 from lab.attacks.sandbox_attacks import ATTACKS, Attack
-from lab.attacks.sandbox_programs import CHEATS, HONEST, Problem
 from lab.attacks.sandbox_witness import HELD, Unconfined, Witness, witness
 from lab.figures import Figure, command_parser, machine, record
 from offbeat.errors import SandboxError
@@ -27,6 +26,7 @@ from offbeat.sandbox import Sandbox, SandboxLimits, open_sandbox
 from offbeat.sandbox.slots import FIRST_UID
 from offbeat.tasks.code_tests import parse
 from offbeat.tasks.python_code import TestVerdict, judge, program_in
+from tests.fixtures.attacks.sandbox_programs import CHEATS, HONEST, Problem
 
 ATTACK_LIMITS = SandboxLimits(seconds=1.5, memory_mb=128, processes=32)
 CORRECT_GOAL = 1_000

@@ -15,12 +15,12 @@ import torch
 
 from lab.figures import Figure, command_parser, record
 from lab.fixtures import smollm2
-from lab.fixtures.memory import peak_bytes, reset_peak, resident_bytes
 from lab.fixtures.pytest_runs import run_tests
-from lab.fixtures.ranks import run_ranks
 from offbeat.trainer.fsdp import Ranks, named_tensors, own_rows
 from offbeat.trainer.loading import load_policy_model
 from offbeat.types import Json
+from tests.fixtures.memory import peak_bytes, reset_peak, resident_bytes
+from tests.fixtures.ranks import run_ranks
 
 RANKS, REPEATS = 2, 3
 MEMORY_GOAL = 1.3

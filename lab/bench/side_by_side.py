@@ -23,8 +23,8 @@ from typing import Final
 from lab.bench.end_to_end import ENGINES, Results, by_phase, setting, started, take_turns
 from lab.bench.end_to_end_arms import Job
 from lab.figures import Figure, command_parser, machine, report
-from lab.fixtures.gates import Turn
-from lab.fixtures.runs import scratch
+from tests.fixtures.gates import Turn
+from tests.fixtures.runs import scratch
 
 SHAPES: Final = {"48+32": 4, "128+128": 2}
 """Tokens of a prompt and of a completion, and prompts of a step."""

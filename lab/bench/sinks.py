@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import cast
 
 from lab.figures import ROOT, Figure, command_parser, machine, record
-from lab.fixtures import trackers
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.tiny_model import save_model
-from lab.fixtures.trackers import Held
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.sinks import curves_of, plain_curves_of, values_of
 from offbeat.run.sinks.trackers import flat_settings
+from tests.fixtures import trackers
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.tiny_model import save_model
+from tests.fixtures.trackers import Held
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow-skinny"}
 CONFIG = """

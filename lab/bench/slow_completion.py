@@ -22,7 +22,6 @@ import torch
 
 from lab.bench.reuse import tiny
 from lab.figures import Figure, command_parser, machine, report
-from lab.fixtures.own_learner import own_learner
 from lab.learning import model
 from offbeat.config import Config, parse
 from offbeat.rollout.engine import Request
@@ -35,6 +34,7 @@ from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.scoring.pool import ScoringPool
 from offbeat.types import Completion, Json
+from tests.fixtures.own_learner import own_learner
 
 LEASE_SECONDS = 0.5
 SLOW_GROUP = "g-1"

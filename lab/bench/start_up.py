@@ -22,9 +22,9 @@ from typing import Final, cast
 
 from lab.figures import ROOT, Figure, command_parser, machine, report
 from lab.fixtures import smollm2
-from lab.fixtures.processes import OFFBEAT
 from lab.house.earlier import BEFORE, earlier_checkout
 from offbeat.run.journal import Phase, read
+from tests.fixtures.processes import OFFBEAT
 
 RECIPES: Final = ROOT / "src" / "offbeat" / "recipes"
 WAIT_SECONDS: Final = 900.0

@@ -26,10 +26,10 @@ from lab.bench import step_times
 from lab.bench.step_times import Times, alternate, by_processor, product_flops, ratios, spread
 from lab.bench.training_arms import DTYPE_NAME, Shape, bare_step, our_step, trl_step
 from lab.figures import ROOT, Figure, command_parser, machine, record, show
-from lab.fixtures.memory import peak_bytes, reset_peak
 from lab.fixtures.pytest_runs import run_tests
 from lab.parity.training_exactness import Case, Differences, compare_paths, small_case, smollm2_case
 from offbeat.trainer.allocator import keep_freed_memory
+from tests.fixtures.memory import peak_bytes, reset_peak
 
 SHORT_ANSWERS, LONG_ANSWERS = Shape(48, 24, 8, groups=8, together=8), Shape(128, 128, 8, groups=2, together=2)
 TINY = Shape(16, 8, 2, groups=2, together=1)

@@ -17,9 +17,6 @@ from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 
-from lab.attacks import hostile_answers
-from lab.attacks.answer_cheats import CHOICES, NUMBERS
-from lab.bench.gsm8k_spellings import SPELLINGS, altered
 from lab.figures import ROOT, Figure, command_parser, report
 from offbeat.scoring.pool import ScoringPool
 from offbeat.scoring.tally import FailureLimit, failure_of
@@ -27,6 +24,9 @@ from offbeat.tasks.gsm8k import correct, reference_answer
 from offbeat.tasks.task import make
 from offbeat.types import Score
 from offbeat.verify import choice, numeric
+from tests.fixtures.attacks import hostile_answers
+from tests.fixtures.attacks.answer_cheats import CHOICES, NUMBERS
+from tests.fixtures.gsm8k_spellings import SPELLINGS, altered
 
 DATA = ROOT.parent / "shared" / "data" / "gsm8k"
 WORKERS = 2

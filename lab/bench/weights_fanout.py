@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.figures import Figure
-from lab.fixtures.processes import Send, Work, fork, kill, read_lines, run_to_end
-from lab.fixtures.weights import is_state, make_state
 from offbeat.errors import VersionMissing
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.processes import Send, Work, fork, kill, read_lines, run_to_end
+from tests.fixtures.weights import is_state, make_state
 
 MANY = 32
 LARGE = 4_000_000

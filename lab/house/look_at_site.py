@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from lab.figures import ROOT, Figure, command_parser, record
-from lab.fixtures.chromium import Chromium
+from tests.fixtures.chromium import Chromium
 
 PAGES = (
     "index",

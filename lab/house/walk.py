@@ -21,8 +21,8 @@ import tempfile
 from pathlib import Path
 
 from lab.figures import ROOT, Figure, command_parser, record
-from lab.fixtures.tiny_model import save_model
 from lab.house.earlier import BEFORE, earlier_checkout
+from tests.fixtures.tiny_model import save_model
 
 GOALS = {"completion": 26, "version": 14, "reward": 8}
 WATCH = '''

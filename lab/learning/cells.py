@@ -13,7 +13,6 @@ from typing import Final, TypedDict, cast
 
 import torch
 
-from lab.fixtures.own_learner import own_learner
 from lab.learning import model
 from lab.learning.rows import LEARNING, ByLag, Row
 from lab.learning.watched_learner import ExactPassRate, WatchedLearner
@@ -29,6 +28,7 @@ from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.trainer.export import export
 from offbeat.types import Group, Json, PublishedDrift
+from tests.fixtures.own_learner import own_learner
 
 STEPS: Final = 100
 LAST: Final = 5

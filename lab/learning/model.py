@@ -19,7 +19,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LinearLR
 
 from lab.figures import command_parser
-from lab.fixtures.tiny_model import load_tokenizer, save_tokenizer
+from tests.fixtures.tiny_model import load_tokenizer, save_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

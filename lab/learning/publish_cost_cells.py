@@ -18,7 +18,6 @@ from typing import Final, NotRequired, TypedDict, cast
 import torch
 
 from lab.figures import command_parser, commit
-from lab.fixtures.own_learner import own_learner
 from lab.learning.cells import Cell, SimulatedSeconds, by_cost, fixed
 from lab.learning.rows import LEARNING
 from lab.learning.watched_learner import ExactPassRate, WatchedLearner
@@ -30,6 +29,7 @@ from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import Group, StepContext
+from tests.fixtures.own_learner import own_learner
 
 CELLS: Final = LEARNING / "publish_cost.jsonl"
 RATES: Final = (2.5e-4, 5e-4, 1e-3)

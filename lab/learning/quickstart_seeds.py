@@ -12,12 +12,12 @@ from statistics import median
 from typing import Final, cast
 
 from lab.figures import ROOT, Figure, command_parser, machine, record
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.runs import scratch
 from lab.learning.statistics import Interval
 from offbeat.evaluation.table import GREEDY
 from offbeat.run.journal import read
 from offbeat.run.quickstart import make_model
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.runs import scratch
 
 RECIPE: Final = ROOT / "src" / "offbeat" / "recipes" / "quickstart.toml"
 SEEDS: Final = (1, 2, 3, 4, 5)

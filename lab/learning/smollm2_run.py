@@ -16,10 +16,10 @@ from typing import cast
 
 from lab.figures import ROOT, Figure, command_parser, record, show
 from lab.fixtures import smollm2
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.runs import scratch
 from offbeat.run.journal import Phase, read
 from offbeat.types import Json
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.runs import scratch
 
 ARMS = {
     "v1": "every = 1",

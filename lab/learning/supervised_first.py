@@ -16,7 +16,6 @@ from statistics import fmean
 from typing import Final
 
 from lab.figures import Figure, command_parser, record, show
-from lab.fixtures.processes import OFFBEAT
 from lab.learning.evidence.blocks import ALONE, BLOCKS, SUPERVISED
 from lab.learning.evidence.cells import run_from
 from lab.learning.evidence.others import answers
@@ -25,6 +24,7 @@ from lab.learning.model import SUMS, directory
 from lab.learning.statistics import Interval
 from offbeat.cli.init import recipes
 from offbeat.experience.log import ExperienceLog
+from tests.fixtures.processes import OFFBEAT
 
 SEEDS: Final = (1, 2, 3, 4, 5)
 PROMPTS: Final = 12

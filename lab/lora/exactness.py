@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file
 
 from lab.figures import ROOT, Figure, command_parser, record
-from lab.fixtures.adapters import SPEC, adapter_gradients, naive_gradients, random_adapter, relative, with_peft
 from lab.fixtures.pytest_runs import run_tests
-from lab.fixtures.ranks import run_ranks
-from lab.fixtures.small_trainer import digest_of, small_batch, small_model, small_trainer
 from offbeat.trainer.adapter import stored_name
 from offbeat.trainer.checkpoint import Checkpoint, Checkpoints
+from tests.fixtures.adapters import SPEC, adapter_gradients, naive_gradients, random_adapter, relative, with_peft
+from tests.fixtures.ranks import run_ranks
+from tests.fixtures.small_trainer import digest_of, small_batch, small_model, small_trainer
 
 STEPS = 20
-LOOP = "lab/lora/reference_loop.py"
+LOOP = "tests/fixtures/reference_loop.py"
 TEST = "tests/run/test_adapter.py"
 
 

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from lab.figures import Figure, command_parser, record
 from lab.fixtures import smollm2
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.runs import scratch
 from offbeat.rollout.vllm_settings import Surroundings, environment
 from offbeat.trainer.adapter_export import PROBE
 from offbeat.trainer.export import find_checkpoint
 from offbeat.weights.probe import Probe
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.runs import scratch
 
 GOAL: Final = 1e-4
 SETTINGS: Final = """

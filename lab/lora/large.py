@@ -19,11 +19,11 @@ from typing import Any, Final
 from lab.bench.run_memory import listed, mebibytes
 from lab.figures import Figure, command_parser, record
 from lab.fixtures import qwen_coder
-from lab.fixtures.forced_lengths import lottery, prompts
-from lab.fixtures.memory import shared_bytes
 from offbeat.placement.hardware import cpu_products
 from offbeat.sandbox.meter import descendants
 from offbeat.types import Json
+from tests.fixtures.forced_lengths import lottery, prompts
+from tests.fixtures.memory import shared_bytes
 
 STEPS: Final = 3
 PROMPT, COMPLETION, GROUPS, SIZE = 48, 32, 2, 4

@@ -19,7 +19,6 @@ from typing import Final
 
 from lab.figures import Figure, command_parser, machine, report
 from lab.fixtures import smollm2
-from lab.lora.versions import AdaptedModel
 from offbeat.experience.log import ExperienceLog
 from offbeat.rollout.engine import Engine, Sampling
 from offbeat.rollout.generation import GroupMaker
@@ -32,6 +31,7 @@ from offbeat.tasks.task import prompt_at
 from offbeat.weights.probe import Sequences, probe_sequences
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.adapted_model import AdaptedModel
 
 GROUPS, SIZE = 8, 8
 MOVE = 3e-4

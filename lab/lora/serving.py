@@ -11,15 +11,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lab.bench.engine_runs import VOCABULARY, prompts
 from lab.figures import Figure, command_parser, report
 from lab.fixtures import smollm2
-from lab.fixtures.tiny_model import save_llama
-from lab.lora.faults import KINDS, FaultyAdapters
-from lab.lora.runs import Written, adapter_engine, faults_noticed, versions_in_one_batch
-from lab.lora.versions import AdaptedModel
 from offbeat.rollout.parity import Prober, ProbeVerdict
 from offbeat.weights.probe import Sequences, probe_sequences
+from tests.fixtures.adapted_model import AdaptedModel
+from tests.fixtures.adapter_faults import KINDS, FaultyAdapters
+from tests.fixtures.adapter_runs import Written, adapter_engine, faults_noticed, versions_in_one_batch
+from tests.fixtures.engine_runs import VOCABULARY, prompts
+from tests.fixtures.tiny_model import save_llama
 
 VERSIONS = 4
 SEQUENCES = probe_sequences([list(range(3, 30)), list(range(40, 10, -1))], VOCABULARY, seed=0)

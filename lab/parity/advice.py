@@ -23,7 +23,6 @@ from typing import Any, Final
 import torch
 
 from lab.figures import ROOT, Figure, command_parser, record, show
-from lab.fixtures.groups import make_group, without_scores
 from lab.parity.objectives import LaggedBatch
 from offbeat.config import examine
 from offbeat.config.known import Doubt
@@ -31,6 +30,7 @@ from offbeat.experience.log import ExperienceLog
 from offbeat.objective.presets import PRESETS
 from offbeat.preflight.log_contents import LogContents, lag_evidence, log_problems
 from offbeat.types import UNKNOWN, Group, Json, Score
+from tests.fixtures.groups import make_group, without_scores
 
 Settings = dict[str, Any]
 GROUPS: Final = 4

@@ -23,11 +23,9 @@ import numpy as np
 import torch
 
 from lab.figures import ROOT, Figure, command_parser, report
-from lab.fixtures.tiny_model import save_model
 from lab.house.digests import CONFIG, offbeat
 from lab.learning.cells import Arm, Cell, run
 from lab.learning.statistics import Interval
-from lab.simulation.memory_log import MemoryLog
 from offbeat.experience.modes import Replay
 from offbeat.experience.priors import PromptPriors
 from offbeat.experience.sampler import Draw, Sampler, SamplerLimits
@@ -35,6 +33,8 @@ from offbeat.objective.spec import Advantage, Objective
 from offbeat.run.journal import read
 from offbeat.trainer.batch import assemble_batch
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, StepContext, VersionSpan
+from tests.fixtures.simulation.memory_log import MemoryLog
+from tests.fixtures.tiny_model import save_model
 
 HALFLIFE = 7.0
 SEEDS = (1, 2, 3, 4, 5)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from transformers import LlamaForCausalLM
 
-from lab.bench.engine_runs import (
+from lab.figures import Figure, command_parser, record
+from tests.fixtures.engine_runs import (
     SHARDED,
     GenerationRun,
     MisSharded,
@@ -26,8 +27,7 @@ from lab.bench.engine_runs import (
     span_faults,
     sync_rounds,
 )
-from lab.figures import Figure, command_parser, record
-from lab.fixtures.tiny_model import save_llama
+from tests.fixtures.tiny_model import save_llama
 
 VERSIONS = 5
 EXACT = 1e-4

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from lab.figures import Figure, command_parser, record
-from lab.fixtures.tiny_model import load_tokenizer, save_model, save_tokenizer
 from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks.reward_model import reward_model
 from offbeat.tasks.rewards import Answers, Reward, from_trl
 from offbeat.types import Json, Score
+from tests.fixtures.tiny_model import load_tokenizer, save_model, save_tokenizer
 
 STEP, STEPS = 30, 40
 TOLERANCE = 1e-5

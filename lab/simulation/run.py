@@ -23,9 +23,9 @@ from contextlib import nullcontext
 from dataclasses import astuple, replace
 
 from lab.figures import Figure, command_parser, record
-from lab.simulation import virtual_time
-from lab.simulation.world import Broken, World, append_foreign_groups, build
 from offbeat.experience.ledger import Fate, LedgerEvent, LedgerEventKind
+from tests.fixtures.simulation import virtual_time
+from tests.fixtures.simulation.world import Broken, World, append_foreign_groups, build
 
 
 async def drive(world: World) -> None:

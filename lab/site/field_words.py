@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lab.figures import Figure, command_parser, record
-from lab.fixtures.processes import OFFBEAT
 from offbeat.config import examine
 from offbeat.config.knobs import knobs
+from tests.fixtures.processes import OFFBEAT
 
 WORDS = Path(__file__).parent / "field_words.txt"
 

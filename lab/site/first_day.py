@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lab.figures import ROOT, Figure, command_parser, machine, report
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.watched import Watched, watch
 from lab.site.user_path import INSTALL
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.watched import Watched, watch
 
 FIRST, SILENCE = 1.0, 3.0
 """Seconds: the goals for the first output, and for the longest time without output."""

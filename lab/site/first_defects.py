@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from lab.figures import ROOT, Figure, command_parser, machine, record
-from lab.fixtures.processes import INTERRUPTIBLE
-from lab.fixtures.tiny_model import save_model
 from lab.house.earlier import BEFORE, earlier_checkout
+from tests.fixtures.processes import INTERRUPTIBLE
+from tests.fixtures.tiny_model import save_model
 
 TASK: Final = """
 examples = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(6)]

@@ -20,11 +20,6 @@ from random import Random
 from typing import cast
 
 from lab.figures import ROOT, Figure, command_parser, machine, report
-from lab.fixtures.chromium import Chromium
-from lab.fixtures.runs import Run, scratch
-from lab.fixtures.tiny_model import save_model
-from lab.site.chart_values import by_keyboard, by_pointer
-from lab.site.page_faults import look, unwanted
 from offbeat.config import Config, parse
 from offbeat.events import EventKind
 from offbeat.reports.page import write_report
@@ -33,6 +28,11 @@ from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import FileJournal, read
 from offbeat.run.local import train
 from offbeat.types import Json
+from tests.fixtures.chart_values import by_keyboard, by_pointer
+from tests.fixtures.chromium import Chromium
+from tests.fixtures.page_faults import look, unwanted
+from tests.fixtures.runs import Run, scratch
+from tests.fixtures.tiny_model import save_model
 
 TASK = ROOT / "lab" / "fixtures" / "few_prompts_task.py"
 NAMES = ("baseline", "baseline", "mine")

@@ -16,17 +16,17 @@ import time
 from pathlib import Path
 
 from lab.figures import Figure, command_parser, record
-from lab.fixtures.chromium import Chromium
-from lab.fixtures.hostile_text import TEXTS, encodable
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.runs import DIGITS_TASK, scratch
-from lab.fixtures.terminals import Terminal
-from lab.fixtures.tiny_model import save_model
-from lab.site.page_faults import look
 from offbeat.config import Config, parse
 from offbeat.reports.page import write_report
 from offbeat.run.directory import RunDirectory
 from offbeat.run.local import train
+from tests.fixtures.chromium import Chromium
+from tests.fixtures.hostile_text import TEXTS, encodable
+from tests.fixtures.page_faults import look
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.runs import DIGITS_TASK, scratch
+from tests.fixtures.terminals import Terminal
+from tests.fixtures.tiny_model import save_model
 
 SIZES = ((80, 24), (200, 60))
 LIVE_ROWS = ("step", "reward", "pass@1", "lag", "drift", "sync", "time")

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.figures import ROOT, Figure, command_parser, machine, record
-from lab.fixtures.processes import OFFBEAT
 from lab.fixtures.smollm2 import directory as smollm2
 from lab.learning.model import directory as sums
+from tests.fixtures.processes import OFFBEAT
 
 TRANSCRIPT = ROOT / "docs" / "own-data-transcript.txt"
 MOST = 5

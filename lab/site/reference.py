@@ -18,7 +18,6 @@ import pyarrow as pa
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from lab.bench.gsm8k_spellings import SPELLINGS
 from lab.site import events as event_table
 from offbeat import errors
 from offbeat.cli.init import PLACES, facts, recipes
@@ -31,6 +30,7 @@ from offbeat.metrics import METRICS
 from offbeat.objective.presets import PRESETS, Preset
 from offbeat.objective.spec import ExpWeight, Objective
 from offbeat.run.health import DEFAULT_RULES
+from tests.fixtures.gsm8k_spellings import SPELLINGS
 
 REMEDIES: Final = {
     RefusalReason.NOT_A_GROUP: "build the dataclasses of `offbeat.types`",

@@ -24,16 +24,16 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-from lab.attacks.broken_configs import Broken, cases, make_places
 from lab.figures import ROOT, Figure, command_parser, machine, record
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.runs import DIGITS_TASK
-from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.config.knobs import knobs
 from offbeat.metrics import METRICS
 from offbeat.run.journal import read
 from offbeat.run.sinks import metrics_of
+from tests.fixtures.attacks.broken_configs import Broken, cases, make_places
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.runs import DIGITS_TASK
+from tests.fixtures.tiny_model import save_model
 
 TRANSCRIPT = ROOT / "docs" / "quickstart-transcript.txt"
 INSTALL = ("-c constraints.txt .[train,report]",)

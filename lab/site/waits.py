@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lab.figures import Figure, command_parser, machine, report
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.watched import watch
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.watched import watch
 
 SILENCE: Final = 2.0
 """Seconds: the goal for the longest time without output, from the start of the process to its last line."""

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from lab.figures import Figure
-from lab.fixtures.processes import Send, Work, fork, kill, read_lines, run_to_end
-from lab.fixtures.small_trainer import digest_of, small_batch, small_trainer
 from lab.fixtures.strace import allow_strace, attach, kill_at
 from offbeat.trainer.checkpoint import Checkpoints
+from tests.fixtures.processes import Send, Work, fork, kill, read_lines, run_to_end
+from tests.fixtures.small_trainer import digest_of, small_batch, small_trainer
 
 CALLS = ("write", "fsync", "rename", "unlink", "unlinkat", "rmdir", "mkdir", "openat")
 MOST = 400

@@ -18,11 +18,11 @@ from operator import and_
 from pathlib import Path
 
 from lab.figures import Figure
-from lab.fixtures.groups import make_group
-from lab.fixtures.processes import Send, Work, fork, kill, run_to_end
 from lab.fixtures.strace import allow_strace, attach, threads_of
 from offbeat.errors import LogWriteError
 from offbeat.experience.log import ExperienceLog
+from tests.fixtures.groups import make_group
+from tests.fixtures.processes import Send, Work, fork, kill, run_to_end
 
 CALLS = {
     "write": "write,pwrite64,writev",

@@ -20,7 +20,7 @@ from typing import Final
 
 from lab.figures import Figure, command_parser, report
 from lab.fixtures.engine_owner import SHAPES
-from lab.fixtures.tiny_model import save_llama
+from tests.fixtures.tiny_model import save_llama
 
 KILLS: Final = 20
 LIMIT: Final = 20.0

@@ -24,12 +24,12 @@ from datetime import timedelta
 import numpy as np
 
 from lab.figures import Figure, command_parser, report
-from lab.fixtures.groups import make_group
-from lab.fixtures.processes import Send, Work, fork, kill, read_lines, run_to_end
 from lab.torture.commit_faults import every_fault
 from offbeat.experience.background import Maintenance
 from offbeat.experience.log import ExperienceLog
 from offbeat.types import Group
+from tests.fixtures.groups import make_group
+from tests.fixtures.processes import Send, Work, fork, kill, read_lines, run_to_end
 
 BATCH = 128
 LINE = len(f"acknowledged {0:>12}\n")

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from lab.figures import Figure, command_parser, report
-from lab.fixtures.damage import (
+from lab.torture.weight_log_damage import make_run
+from offbeat.experience.log import ExperienceLog
+from offbeat.experience.schema import SCHEMAS
+from offbeat.run.directory import RunDirectory
+from offbeat.run.fsck.check import check_run, repair_run
+from offbeat.run.fsck.findings import PartFinding, Remedy
+from tests.fixtures.damage import (
     Damage,
     checkpoints,
     cut,
@@ -23,14 +29,8 @@ from lab.fixtures.damage import (
     replace_by_directory,
     weight_damages,
 )
-from lab.fixtures.groups import make_group
-from lab.fixtures.runs import scratch
-from lab.torture.weight_log_damage import make_run
-from offbeat.experience.log import ExperienceLog
-from offbeat.experience.schema import SCHEMAS
-from offbeat.run.directory import RunDirectory
-from offbeat.run.fsck.check import check_run, repair_run
-from offbeat.run.fsck.findings import PartFinding, Remedy
+from tests.fixtures.groups import make_group
+from tests.fixtures.runs import scratch
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from typing import Any
 from unittest.mock import patch
 
 from lab.figures import ROOT, Figure, command_parser, record
-from lab.fixtures.tiny_model import save_model
 from offbeat.config import Config, parse
 from offbeat.errors import OffbeatError
 from offbeat.placement.hardware import Hardware
 from offbeat.run.directory import RunDirectory
 from offbeat.run.ray.entry import environment
 from offbeat.run.sinks import open_journal
+from tests.fixtures.tiny_model import save_model
 
 LIMIT = 30.0
 WORDS = {

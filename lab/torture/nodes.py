@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.figures import Figure, command_parser, report
-from lab.fixtures.runs import Events, Run, check_ledger, check_orphans, descendants, scratch, write_config
-from lab.fixtures.tiny_model import save_llama
 from lab.torture.run import KILL_GOAL
 from offbeat.types import Json
+from tests.fixtures.runs import Events, Run, check_ledger, check_orphans, descendants, scratch, write_config
+from tests.fixtures.tiny_model import save_llama
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from lab.figures import ROOT, Figure, command_parser, machine, record
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.runs import DIGITS_TASK, scratch
-from lab.fixtures.tiny_model import save_model
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.runs import DIGITS_TASK, scratch
+from tests.fixtures.tiny_model import save_model
 
 SOURCE: Final = ROOT / "lab" / "fixtures" / "own_parts.py"
 STEPS: Final = 10

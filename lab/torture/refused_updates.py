@@ -24,8 +24,6 @@ import torch
 from torch import Tensor
 
 from lab.figures import ROOT, Figure, command_parser, report
-from lab.fixtures.runs import Broken, scratch
-from lab.fixtures.tiny_model import save_model
 from lab.simulation.run import simulate
 from offbeat.config import Config, parse
 from offbeat.experience.ledger import Ledger
@@ -38,6 +36,8 @@ from offbeat.trainer.batch import Batch
 from offbeat.trainer.checkpoint import Checkpoints
 from offbeat.trainer.trainer import Trainer
 from offbeat.types import Json
+from tests.fixtures.runs import Broken, scratch
+from tests.fixtures.tiny_model import save_model
 
 SIMULATED, REAL = 500, 50
 STEPS, SAVE_EVERY = 8, 3

@@ -16,8 +16,6 @@ from typing import cast
 import numpy as np
 import torch
 
-from lab.fixtures.processes import Send, Work
-from lab.fixtures.small_trainer import VOCABULARY, digest_of, small_model
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Replay
@@ -35,6 +33,8 @@ from offbeat.trainer.trainer import StepSettings, Trained, Trainer
 from offbeat.types import Completion, Group, Json, Prompt, Score
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.processes import Send, Work
+from tests.fixtures.small_trainer import VOCABULARY, digest_of, small_model
 
 SEED = 11
 SYNC_EVERY = 4

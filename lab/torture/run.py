@@ -22,8 +22,9 @@ from statistics import median
 from typing import Any
 
 from lab.figures import ROOT, Figure, command_parser, record
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.runs import (
+from offbeat.types import Json
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.runs import (
     BATCH,
     Broken,
     Events,
@@ -35,8 +36,7 @@ from lab.fixtures.runs import (
     scratch,
     write_config,
 )
-from lab.fixtures.tiny_model import save_llama
-from offbeat.types import Json
+from tests.fixtures.tiny_model import save_llama
 
 TARGETS = ("worker", "engine", "rank", "scoring", "driver")
 SIGNALS = ("SIGKILL", "SIGSTOP")

@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from lab.figures import Figure, command_parser, record
-from lab.torture import scoring_reward
 from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.scoring.tally import FailureLimit
 from offbeat.tasks.gsm8k import correct
 from offbeat.tasks.rewards import Reward
 from offbeat.types import Score, Unscorable
+from tests.fixtures import scoring_reward
 
 WORKERS = 4
 DEADLINE = 1.5

@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import cast
 
 from lab.figures import Figure, command_parser, report
-from lab.fixtures.runs import DIGITS_TASK
-from lab.fixtures.tiny_model import save_model
 from offbeat.config import Config, parse
 from offbeat.experience.ledger import LedgerEventKind
 from offbeat.experience.reader import LogReader
@@ -36,6 +34,8 @@ from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.types import Group
+from tests.fixtures.runs import DIGITS_TASK
+from tests.fixtures.tiny_model import save_model
 
 OUTSIDE_WORKERS = 2
 WORKER_START_SECONDS = 12

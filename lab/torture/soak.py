@@ -25,9 +25,6 @@ import numpy as np
 
 from lab.bench.driver import InstantLearner
 from lab.figures import Figure, command_parser, machine, report
-from lab.fixtures.groups import RULES, make_group
-from lab.fixtures.memory import resident_bytes
-from lab.fixtures.runs import scratch
 from offbeat.experience.background import Maintenance
 from offbeat.experience.lance_table import Table
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
@@ -48,6 +45,9 @@ from offbeat.run.loop import Loop
 from offbeat.run.protocols import RunPlan
 from offbeat.trainer.allocator import share_freed_memory
 from offbeat.types import Group, Score, VersionSpan
+from tests.fixtures.groups import RULES, make_group
+from tests.fixtures.memory import resident_bytes
+from tests.fixtures.runs import scratch
 
 FULL: Final = 50_000
 BATCH: Final = 4

@@ -29,15 +29,15 @@ from safetensors.torch import load_file
 
 from lab.bench.memory_estimate import memory_estimates
 from lab.figures import Figure, command_parser, report
-from lab.fixtures.processes import fork, kill, read_lines, run_to_end
-from lab.fixtures.ranks import run_ranks
-from lab.fixtures.small_trainer import one_step_each, small_model, steps_with_checkpoints
 from lab.torture.checkpoint_kills import every_call, random_kills, read_until
 from lab.torture.resumed_run import SAVE_EVERY, SYNC_EVERY, history_of, running
 from offbeat.errors import RankDied, RankLost, RankSilent
 from offbeat.objective.presets import PRESETS
 from offbeat.trainer.fsdp import Ranks
 from offbeat.types import Json
+from tests.fixtures.processes import fork, kill, read_lines, run_to_end
+from tests.fixtures.ranks import run_ranks
+from tests.fixtures.small_trainer import one_step_each, small_model, steps_with_checkpoints
 
 
 def killed_runs(trials: int, steps: int, seed: int) -> list[Figure]:

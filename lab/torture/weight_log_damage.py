@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from lab.figures import Figure, command_parser, machine, report
-from lab.fixtures.damage import Damage, weight_damages
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.runs import DIGITS_TASK, scratch
-from lab.fixtures.tiny_model import save_model
 from offbeat.events import EventKind
 from offbeat.run.journal import read
+from tests.fixtures.damage import Damage, weight_damages
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.runs import DIGITS_TASK, scratch
+from tests.fixtures.tiny_model import save_model
 
 STEPS: Final = 4
 DEADLINE: Final = 60.0

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.figures import Figure
-from lab.fixtures.processes import Send, Work, fork, read_lines, run_to_end
 from lab.fixtures.strace import allow_strace, attach, kill_at
-from lab.fixtures.weights import is_state, make_state
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.processes import Send, Work, fork, read_lines, run_to_end
+from tests.fixtures.weights import is_state, make_state
 
 CALLS = ("write", "fsync", "rename", "unlink", "openat", "mkdir", "ftruncate")
 MOST = 60

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 from lab.figures import Figure
-from lab.fixtures.weights import is_state, make_state
 from offbeat.errors import WeightLogError
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.weights import is_state, make_state
 
 ELEMENTS = 2_000
 LAST = 3

@@ -9,14 +9,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.fixtures.groups import make_group
-from lab.fixtures.tiny_model import save_tokenizer
 from offbeat.cli.main import app
 from offbeat.config import parse
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.directory import RunDirectory
 from offbeat.types import Score
+from tests.fixtures.groups import make_group
+from tests.fixtures.tiny_model import save_tokenizer
 
 
 def run(*arguments: object, stdin: str = "") -> Result:

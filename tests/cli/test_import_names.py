@@ -7,12 +7,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.fixtures.tiny_model import load_tokenizer, save_tokenizer
 from offbeat.cli.main import app
 from offbeat.config import parse
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.build import make_task
 from offbeat.run.quickstart import tokenizer
+from tests.fixtures.tiny_model import load_tokenizer, save_tokenizer
 
 TASK = "examples = [{'prompt': '1+1='}]\ndef reward(text, columns):\n    return float(text == '2')\n"
 NAMED = (

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.config import examine, parse
 from offbeat.config.adapter import LINEAR_LAYERS
 from offbeat.errors import ConfigError
+from tests.fixtures.tiny_model import save_model
 
 
 def test_without_a_rank_all_weights_are_trained() -> None:

@@ -11,7 +11,6 @@ from typing import cast
 import pytest
 from typer.testing import CliRunner
 
-from lab.fixtures.hub import connected_to, serve_hub
 from lab.site.commands import commands, faults
 from offbeat.cli.init import annotated, facts, recipes
 from offbeat.cli.main import app
@@ -22,6 +21,7 @@ from offbeat.placement.nearest import plan_devices
 from offbeat.placement.shape import ModelShape
 from offbeat.preflight.forecast import ModelFiles, forecast
 from offbeat.preflight.speed import Speed
+from tests.fixtures.hub import connected_to, serve_hub
 
 RECIPES = recipes()
 ASKED = {

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.fixtures.tiny_model import load_tokenizer, save_model, save_tokenizer
 from offbeat.cli.main import app
 from offbeat.tasks.arithmetic import arithmetic
 from offbeat.tasks.data import tokens
 from offbeat.types import Completion, Group, Score, Unscorable, VersionSpan
+from tests.fixtures.tiny_model import load_tokenizer, save_model, save_tokenizer
 
 pytest.importorskip("lance")
 transformers = pytest.importorskip("transformers")

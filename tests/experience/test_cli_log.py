@@ -11,13 +11,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lab.fixtures.groups import make_group, without_scores
 from offbeat.cli.main import app
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.quarantine import RefusalReason
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score
+from tests.fixtures.groups import make_group, without_scores
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

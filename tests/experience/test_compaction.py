@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from lance.optimize import Compaction
 
-from lab.fixtures.groups import make_group
 from offbeat.experience import compaction
 from offbeat.experience.background import CROWDED, tidy
 from offbeat.experience.compaction import row_ranges
 from offbeat.experience.lance_table import Table
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
+from tests.fixtures.groups import make_group
 
 NUMBERS = pa.schema([pa.field("number", pa.int64(), nullable=False)])
 NOW = timedelta(0)

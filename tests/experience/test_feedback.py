@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.groups import RULES, make_group, without_scores
 from offbeat.experience.feedback import Deadline, LateScore, Overdue
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.quarantine import RefusalReason
 from offbeat.types import Score, Unscorable
+from tests.fixtures.groups import RULES, make_group, without_scores
 
 
 @pytest.fixture

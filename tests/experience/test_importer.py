@@ -13,8 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.fixtures.groups import groups as any_groups
-from lab.fixtures.groups import make_group
 from offbeat.errors import CannotImport
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.importing.importer import GROUPS_AT_ONCE, ImportTally, import_into, layout_of, read_groups
@@ -26,6 +24,8 @@ from offbeat.experience.log import ExperienceLog
 from offbeat.experience.quarantine import RefusalReason
 from offbeat.experience.validation import ValidationRules
 from offbeat.types import UNKNOWN, Finish, Group, Score
+from tests.fixtures.groups import groups as any_groups
+from tests.fixtures.groups import make_group
 
 BYTES = Encoder(
     encode=lambda text: list(text.encode()),

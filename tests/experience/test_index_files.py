@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.fixtures.groups import RULES, make_group, without_scores
 from offbeat.experience import index_files
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.index import Columns, Index
@@ -15,6 +14,7 @@ from offbeat.experience.index_files import IndexFiles
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.schema import Snapshot
 from offbeat.types import Score
+from tests.fixtures.groups import RULES, make_group, without_scores
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.fixtures.groups import make_group
 from offbeat.errors import ConservationError
 from offbeat.experience.ledger import Fate, LedgerEvent, LedgerEventKind, event_kind, settle
 from offbeat.experience.log import ExperienceLog
+from tests.fixtures.groups import make_group
 
 Kind = LedgerEventKind
 

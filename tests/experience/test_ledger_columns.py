@@ -6,11 +6,11 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
-from lab.fixtures.groups import make_group
 from offbeat.experience.ledger import Fate, LedgerEvent
 from offbeat.experience.ledger import LedgerEventKind as Kind
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.schema import EVENTS
+from tests.fixtures.groups import make_group
 
 
 def test_every_trained_event_keeps_its_drift_and_effective_sample_size(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.fixtures.groups import make_group, without_scores
 from offbeat.errors import LogReadError, LogWriteError
 from offbeat.experience.background import CROWDED, Committer, Maintenance, tidy, wait
 from offbeat.experience.feedback import LateScore
@@ -20,6 +19,7 @@ from offbeat.experience.quarantine import RefusalReason
 from offbeat.experience.reader import LogReader
 from offbeat.experience.schema import Snapshot
 from offbeat.types import UNKNOWN, Group, Score
+from tests.fixtures.groups import make_group, without_scores
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lab.fixtures.groups import make_group
 from offbeat.errors import LogReadError
 from offbeat.experience import schema
 from offbeat.experience.lance_table import Table, written_versions
@@ -18,6 +17,7 @@ from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.reader import LogReader
 from offbeat.experience.schema import SCHEMAS, lost_tables
+from tests.fixtures.groups import make_group
 
 
 def _fill(place: Path) -> None:

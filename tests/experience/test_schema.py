@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.fixtures.groups import groups, make_group
 from offbeat.errors import LogReadError
 from offbeat.experience.lance_table import Table
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.rows import group_rows, groups_from
 from offbeat.experience.schema import GROUPS, digest
 from offbeat.types import Group, Score
+from tests.fixtures.groups import groups, make_group
 
 
 @given(st.lists(groups(), min_size=1, max_size=5))

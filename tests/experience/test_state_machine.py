@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from lab.torture.experience_machine import ExperienceMachine
+from tests.fixtures.experience_machine import ExperienceMachine
 
 
 def run(examples: int, steps: int) -> None:

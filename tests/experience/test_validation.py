@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lab.fixtures.groups import BREAKAGES, RULES, groups, make_group, malformed
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.quarantine import RefusalReason, refused
 from offbeat.experience.validation import ValidationRules, validate_group, validate_late_score
 from offbeat.types import Group, Score, Unscorable
+from tests.fixtures.groups import BREAKAGES, RULES, groups, make_group, malformed
 
 
 @given(groups())

@@ -13,15 +13,15 @@ import pytest
 from lab.bench import end_to_end, side_by_side
 from lab.bench.end_to_end import COMPARISONS, SETS, figures, limits, share_of_sync
 from lab.bench.end_to_end_arms import Job, offbeat_settings
-from lab.fixtures.forced_lengths import lottery, prompts
-from lab.fixtures.gates import PhaseTimer, Turn, TurnProcess
-from lab.fixtures.runs import Broken
 from offbeat.config import parse
+from tests.fixtures.forced_lengths import lottery, prompts
+from tests.fixtures.gates import PhaseTimer, Turn, TurnProcess
+from tests.fixtures.runs import Broken
 
 JOB = Job.parse("48+32x8x8")
 COUNTING = """
 import sys, time
-from lab.fixtures.gates import Turns
+from tests.fixtures.gates import Turns
 turns, spent, steps = Turns(*map(int, sys.argv[1].split(","))), 0.0, 0
 while True:
     time.sleep(0.01); spent += 0.01; steps += 1

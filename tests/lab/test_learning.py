@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from lab.fixtures.tiny_model import load_tokenizer, save_llama, save_tokenizer
 from lab.learning import model as sums_model
 from lab.learning.cells import OFFLINE_ONLINE, Cell, drift, fixed, run
 from lab.learning.rows import RATES, REPORTED, TUNING, Row, best_rate
 from lab.learning.task import task
 from lab.learning.watched_learner import ExactPassRate, promised
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
+from tests.fixtures.tiny_model import load_tokenizer, save_llama, save_tokenizer
 
 
 @pytest.fixture(scope="module")

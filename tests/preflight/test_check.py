@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 import offbeat
-from lab.attacks.broken_configs import GOOD, Broken, cases, make_places
 from lab.site.user_path import without_progress
 from offbeat import imports as extras
 from offbeat.cli.main import app
 from offbeat.placement.hardware import Hardware
 from offbeat.sandbox import jail, open_sandbox
+from tests.fixtures.attacks.broken_configs import GOOD, Broken, cases, make_places
 
 CASES = cases()
 run = CliRunner(env={"COLUMNS": "200"}).invoke

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.tiny_model import save_llama
 from offbeat.config import parse
 from offbeat.placement import hardware
 from offbeat.preflight.forecast import ModelFiles, forecast
@@ -12,6 +11,7 @@ from offbeat.preflight.speed import Speed
 from offbeat.run.build_trainer import make_trainer
 from offbeat.trainer.estimate import StepShape, estimate_memory
 from offbeat.trainer.fsdp import Ranks
+from tests.fixtures.tiny_model import save_llama
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

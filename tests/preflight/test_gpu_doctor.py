@@ -12,7 +12,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lab.fixtures import gpu_faults
 from offbeat import api
 from offbeat.cli.main import app
 from offbeat.errors import DeadlinePassed, RunError
@@ -26,6 +25,7 @@ from offbeat.preflight.gpu.training import judge_training
 from offbeat.rollout.hf import HfEngine
 from offbeat.trainer import flex
 from offbeat.types import Completion, Json, VersionSpan
+from tests.fixtures import gpu_faults
 
 run = CliRunner(env={"COLUMNS": "200"}).invoke
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.attacks.broken_configs import GOOD, make_places
 from offbeat.cli.main import app
 from offbeat.experience.log import ExperienceLog
+from tests.fixtures.attacks.broken_configs import GOOD, make_places
 
 run = CliRunner(env={"COLUMNS": "200"}).invoke
 TASK = """

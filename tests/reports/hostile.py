@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-from lab.fixtures.hostile_text import TEXTS, encodable
 from offbeat.events import EventKind
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import FileJournal
 from offbeat.types import Completion, Group, Prompt, Score, Unscorable, VersionSpan
+from tests.fixtures.hostile_text import TEXTS, encodable
 from tests.reports.made_run import make_run
 
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lab.fixtures.tiny_model import CHARACTERS, save_tokenizer
 from offbeat.config import Config, parse
 from offbeat.events import EventKind
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
@@ -12,6 +11,7 @@ from offbeat.experience.log import ExperienceLog
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import FileJournal
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
+from tests.fixtures.tiny_model import CHARACTERS, save_tokenizer
 
 SIZE = 4
 

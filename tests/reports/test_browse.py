@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from lab.fixtures.hostile_text import TEXTS
 from offbeat.reports.browse import (
     FILTERS,
     HELP,
@@ -22,6 +21,7 @@ from offbeat.reports.browse import (
 )
 from offbeat.reports.groups import CompletionView, GroupFilter, GroupView, RunGroups
 from offbeat.reports.words import visible
+from tests.fixtures.hostile_text import TEXTS
 from tests.reports.made_run import make_run
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.fixtures.terminals import Terminal
 from offbeat.cli.main import app
+from tests.fixtures.terminals import Terminal
 from tests.reports.hostile import make_hostile_run
 from tests.reports.made_run import make_run
 

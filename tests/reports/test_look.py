@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.chromium import Chromium
-from lab.site.chart_values import by_keyboard, by_pointer
-from lab.site.page_faults import look
 from offbeat.reports.page import write_report
+from tests.fixtures.chart_values import by_keyboard, by_pointer
+from tests.fixtures.chromium import Chromium
+from tests.fixtures.page_faults import look
 from tests.reports.hostile import make_hostile_run
 from tests.reports.made_run import make_run
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.events import EventKind
 from offbeat.run.journal import read
+from tests.fixtures.tiny_model import save_model
 
 pytestmark = pytest.mark.engine
 run = CliRunner(env={"COLUMNS": "200"}).invoke

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.processes import INTERRUPTIBLE
 from offbeat.errors import RunError
 from offbeat.events import EventKind
 from offbeat.reports.serve import ReportServer, ReportSource
 from offbeat.run.journal import FileJournal
+from tests.fixtures.processes import INTERRUPTIBLE
 from tests.reports.made_run import make_run
 
 

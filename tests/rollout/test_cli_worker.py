@@ -13,7 +13,6 @@ import torch
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.config import parse
 from offbeat.experience.log import ExperienceLog
@@ -21,6 +20,7 @@ from offbeat.rollout.hf import HfEngine
 from offbeat.run.directory import RunDirectory
 from offbeat.weights.probe import Probe
 from offbeat.weights.publisher import WeightLog
+from tests.fixtures.tiny_model import save_model
 
 SEQUENCES = ((5, 6, 7, 8, 9, 10, 11, 12), (20, 4, 33))
 run = CliRunner(env={"COLUMNS": "220"}).invoke

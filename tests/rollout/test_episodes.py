@@ -4,10 +4,10 @@ import asyncio
 
 import numpy as np
 
-from lab.simulation.scripted_engine import ScriptedEngine, bigrams
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.generation import Episodes
 from offbeat.types import UNKNOWN, Finish, Prompt
+from tests.fixtures.simulation.scripted_engine import ScriptedEngine, bigrams
 
 SAMPLING = Sampling(max_tokens=60, stop_token_ids=(1,))
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from lab.fixtures import tiny_model
-from lab.lora.versions import AdaptedModel
 from offbeat.errors import EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.hf import HfEngine, draw, sampled_from
 from offbeat.rollout.stopping import read_generation_config, stop_tokens
 from offbeat.types import Completion, Finish
+from tests.fixtures import tiny_model
+from tests.fixtures.adapted_model import AdaptedModel
 
 PROMPTS = ([5, 6, 7], [9], [4, 4, 8, 3, 11])
 

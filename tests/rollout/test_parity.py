@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.simulation.scripted_engine import ScriptedEngine, scripted_probe
 from offbeat.errors import ProbeError, ProbeFailed
 from offbeat.rollout.parity import FLOOR, Prober, judge, robust_std
 from offbeat.weights.probe import Probe
+from tests.fixtures.simulation.scripted_engine import ScriptedEngine, scripted_probe
 
 SEQUENCES = ((1, 2, 3, 4, 5, 6), (7, 6, 5))
 

@@ -16,7 +16,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from lab.bench.engine_runs import (
+from offbeat.errors import ConfigError, EngineAsleep, EngineDead
+from offbeat.rollout.engine import Request, Sampling
+from offbeat.rollout.parity import Prober
+from offbeat.rollout.vllm import VllmEngine
+from offbeat.rollout.vllm_full import FullWeights
+from offbeat.rollout.vllm_settings import Surroundings, environment
+from offbeat.types import Completion, Finish
+from tests.fixtures.engine_runs import (
     PROMPT,
     Rounds,
     Unrepaired,
@@ -31,14 +38,7 @@ from lab.bench.engine_runs import (
     span_faults,
     sync_rounds,
 )
-from lab.fixtures.tiny_model import save_llama
-from offbeat.errors import ConfigError, EngineAsleep, EngineDead
-from offbeat.rollout.engine import Request, Sampling
-from offbeat.rollout.parity import Prober
-from offbeat.rollout.vllm import VllmEngine
-from offbeat.rollout.vllm_full import FullWeights
-from offbeat.rollout.vllm_settings import Surroundings, environment
-from offbeat.types import Completion, Finish
+from tests.fixtures.tiny_model import save_llama
 from tests.rollout.family import descendants, eventually_gone
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]  # vLLM's own imports emit warnings

@@ -9,17 +9,17 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from lab.bench.engine_runs import VOCABULARY, prompts
-from lab.fixtures.tiny_model import save_llama
-from lab.lora.faults import KINDS, FaultyAdapters
-from lab.lora.runs import adapter_engine, faults_noticed, versions_in_one_batch
-from lab.lora.versions import AdaptedModel
 from offbeat.errors import ConfigError, EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.vllm import VllmEngine
 from offbeat.rollout.vllm_settings import _RANKS, adapter_settings
 from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.probe import probe_sequences
+from tests.fixtures.adapted_model import AdaptedModel
+from tests.fixtures.adapter_faults import KINDS, FaultyAdapters
+from tests.fixtures.adapter_runs import adapter_engine, faults_noticed, versions_in_one_batch
+from tests.fixtures.engine_runs import VOCABULARY, prompts
+from tests.fixtures.tiny_model import save_llama
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]  # vLLM's own imports emit warnings
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.engine_owner import SHAPES
-from lab.fixtures.tiny_model import save_llama
 from lab.torture.engine_owner import LIMIT, kill_owner, session
 from offbeat.rollout import vllm_owner
 from offbeat.rollout.vllm_owner import OwnerTie, start_time
+from tests.fixtures.tiny_model import save_llama
 
 TREE = """
 import multiprocessing, os, signal, sys, time

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.engine_runs import (
+from offbeat.errors import ConfigError
+from offbeat.rollout.vllm import VllmEngine
+from offbeat.rollout.vllm_settings import check_start, pinned
+from tests.fixtures.engine_runs import (
     SHARDED,
     MisSharded,
     broken_loads,
@@ -14,11 +17,8 @@ from lab.bench.engine_runs import (
     load_while_generating,
     sync_rounds,
 )
-from lab.bench.engine_runs import judge as judge_run
-from lab.fixtures.tiny_model import save_llama
-from offbeat.errors import ConfigError
-from offbeat.rollout.vllm import VllmEngine
-from offbeat.rollout.vllm_settings import check_start, pinned
+from tests.fixtures.engine_runs import judge as judge_run
+from tests.fixtures.tiny_model import save_llama
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.tiny_model import save_llama
 from offbeat.config import parse
 from offbeat.placement import hardware
 from offbeat.rollout import vllm_settings
 from offbeat.rollout.vllm import VllmEngine
 from offbeat.run.engines import start_engine
+from tests.fixtures.tiny_model import save_llama
 
 
 @pytest.mark.parametrize(("completion", "longest"), [(100, 256), (255, 256)])

@@ -14,7 +14,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lab.simulation.scripted_engine import ScriptedEngine, bigrams, scripted_probe
 from offbeat.errors import AdapterMismatch, ProbeFailed, WorkerFailed
 from offbeat.experience.ledger import Fate
 from offbeat.experience.log import ExperienceLog
@@ -26,6 +25,7 @@ from offbeat.tasks.rewards import Answers
 from offbeat.types import Completion, Group, Prompt, Score, Unscorable
 from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.probe import Probe
+from tests.fixtures.simulation.scripted_engine import ScriptedEngine, bigrams, scripted_probe
 
 VOCABULARY = 16
 SEQUENCES = ((1, 2, 3, 4, 5, 6), (7, 6, 5))

@@ -11,8 +11,6 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from lab.fixtures.tiny_model import save_llama, save_model
-from lab.lora.reference_loop import train as train_by_hand
 from offbeat.config import Config
 from offbeat.errors import AdapterMismatch, CheckpointError, CheckpointMismatch
 from offbeat.events import EventKind
@@ -29,6 +27,8 @@ from offbeat.trainer.export import export, find_checkpoint, load_policy
 from offbeat.weights.adapter import AdapterSpec, load_base_digest
 from offbeat.weights.probe import Probe
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.reference_loop import train as train_by_hand
+from tests.fixtures.tiny_model import save_llama, save_model
 from tests.run.digits_task import two_digits
 from tests.run.test_local import config, parameters, ran
 

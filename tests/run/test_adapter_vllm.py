@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.tiny_model import save_llama
 from offbeat.events import EventKind
 from offbeat.experience.log import ExperienceLog
+from tests.fixtures.tiny_model import save_llama
 from tests.run.test_local import config, ran
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]  # vLLM's own imports emit warnings

@@ -7,13 +7,13 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM
 
-from lab.fixtures.ranks import run_ranks
-from lab.fixtures.tiny_model import save_llama
 from offbeat.config import parse
 from offbeat.placement import hardware
 from offbeat.run.build_trainer import make_trainer
 from offbeat.trainer.fsdp import Ranks, named_tensors, serving_state
 from offbeat.types import Json
+from tests.fixtures.ranks import run_ranks
+from tests.fixtures.tiny_model import save_llama
 
 
 @pytest.mark.parametrize(

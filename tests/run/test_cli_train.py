@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.config import parse
 from offbeat.events import EventKind
 from offbeat.reports.live import LiveView
 from offbeat.run.journal import read
+from tests.fixtures.tiny_model import save_model
 
 pytestmark = pytest.mark.engine
 run = CliRunner(env={"COLUMNS": "200"}).invoke

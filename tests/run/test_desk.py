@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from lab.simulation import virtual_time
 from offbeat.rollout.prompt_leases import PromptLease, PromptLeases
 from offbeat.run.admission import ConcurrentAdmission
 from offbeat.run.desk import Desk
 from offbeat.types import Prompt
+from tests.fixtures.simulation import virtual_time
 
 
 def on_desk(example: Callable[[Desk], Awaitable[None]], fresh: int = 2) -> None:

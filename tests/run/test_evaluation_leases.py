@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.simulation import virtual_time
 from offbeat.errors import WaitExpired
 from offbeat.rollout.prompt_leases import PromptLease, PromptLeases
 from offbeat.run.admission import LockstepAdmission
@@ -16,6 +15,7 @@ from offbeat.run.desk import Desk
 from offbeat.run.evaluation_leases import EvaluationLeases, EvaluationPrompt, EvaluationSchedule
 from offbeat.run.evaluation_rounds import EngineEvaluation
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
+from tests.fixtures.simulation import virtual_time
 
 
 def asked(count: int) -> list[EvaluationPrompt]:

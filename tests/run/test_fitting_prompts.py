@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lab.fixtures.tiny_model import load_tokenizer, save_model
 from offbeat.config import Config, parse
 from offbeat.errors import PromptTooLong
 from offbeat.events import EventKind
@@ -19,6 +18,7 @@ from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.tasks.data import Example
 from offbeat.tasks.task import Task
+from tests.fixtures.tiny_model import load_tokenizer, save_model
 from tests.run.digits_task import task as digits
 
 LENGTHS = [2, 9, 3, 8, 4, 12]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.fixtures.damage import checkpoints, cut, empty, flip, manifests, replace_by_file
 from offbeat.cli.main import app
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.fsck.check import check_run
 from offbeat.run.fsck.findings import PartFinding, Remedy
+from tests.fixtures.damage import checkpoints, cut, empty, flip, manifests, replace_by_file
 
 ARCHIVE = Path(__file__).parent.parent / "upgrade" / "0.1.0.tar.xz"
 

@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 import offbeat
-from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.config import Config, parse
 from offbeat.errors import RunError
@@ -16,6 +15,7 @@ from offbeat.run import inputs
 from offbeat.run.directory import RunDirectory
 from offbeat.run.inputs import digest_inputs, require_same_inputs
 from offbeat.run.journal import read
+from tests.fixtures.tiny_model import save_model
 
 TASK = """
 import json

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import offbeat
-from lab.fixtures.processes import INTERRUPTIBLE
-from lab.fixtures.tiny_model import save_model
 from offbeat.run.journal import read
+from tests.fixtures.processes import INTERRUPTIBLE
+from tests.fixtures.tiny_model import save_model
 
 pytestmark = pytest.mark.engine
 TOML = """

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.fixtures.own_learner import own_learner
-from lab.fixtures.tiny_model import save_model
 from offbeat.config import Config, parse
 from offbeat.errors import RunError
 from offbeat.events import EventKind
@@ -28,6 +26,8 @@ from offbeat.seeds import derive
 from offbeat.tasks.task import prompt_at
 from offbeat.trainer.checkpoint import Checkpoints
 from offbeat.types import UNKNOWN, Completion, Group, Json, Prompt, Score
+from tests.fixtures.own_learner import own_learner
+from tests.fixtures.tiny_model import save_model
 from tests.run import synchronous
 from tests.run.digits_task import two_digits
 

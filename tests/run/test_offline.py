@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 import offbeat
-from lab.fixtures.tiny_model import save_model
 from offbeat.cli.main import app
 from offbeat.errors import RunStopped, TaskError
 from offbeat.reports.record import RunRecord
@@ -16,6 +15,7 @@ from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score
+from tests.fixtures.tiny_model import save_model
 
 COMMAND = [sys.executable, "-c", "from offbeat.cli.main import main; main()"]
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from lab.simulation import virtual_time
-from lab.simulation.world import FaultRates, World, build
 from offbeat.events import EventKind
 from offbeat.run.health import Action, Health, Rule
+from tests.fixtures.simulation import virtual_time
+from tests.fixtures.simulation.world import FaultRates, World, build
 
 
 class Person:

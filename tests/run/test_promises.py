@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.tiny_model import load_tokenizer
 from offbeat.config import Config
 from offbeat.events import EventKind
 from offbeat.experience.ledger import Fate
@@ -15,6 +14,7 @@ from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.tasks.turns import Calculator, Turn, play
 from offbeat.types import Completion, Group, Prompt, Score
+from tests.fixtures.tiny_model import load_tokenizer
 from tests.run.test_local import config, model
 
 __all__ = ["model"]  # a fixture

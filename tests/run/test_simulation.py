@@ -6,12 +6,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from lab.simulation import virtual_time
-from lab.simulation.faults import FaultRates
 from lab.simulation.run import check_schedule, check_world
-from lab.simulation.world import Broken, Learner, Member, World, build
 from offbeat.rollout.engine import Request
 from offbeat.types import Completion, Group, Prompt, Score, StepContext, VersionSpan
+from tests.fixtures.simulation import virtual_time
+from tests.fixtures.simulation.faults import FaultRates
+from tests.fixtures.simulation.world import Broken, Learner, Member, World, build
 
 
 @pytest.mark.parametrize("seed", range(20_000, 20_016))

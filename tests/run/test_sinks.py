@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures import trackers
-from lab.fixtures.tiny_model import save_model
-from lab.fixtures.trackers import Held
 from offbeat.config import Config, parse
 from offbeat.errors import RunError
 from offbeat.events import EventKind
@@ -26,6 +23,9 @@ from offbeat.run.sinks.samples import NewestSamples
 from offbeat.run.sinks.trackers import _markdown
 from offbeat.run.sinks.values import TRL_NAMES
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score
+from tests.fixtures import trackers
+from tests.fixtures.tiny_model import save_model
+from tests.fixtures.trackers import Held
 from tests.run.test_local import config
 
 STEP = {"metrics": {"ess": 0.5, "reward_mean": 0.25}, "by_lag": {"1": {"ess": 0.4}}, "seconds": {"training": 2.0}}

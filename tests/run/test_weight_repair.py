@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.fixtures.damage import anchors, cut, flip, patches
-from lab.fixtures.tiny_model import save_model
 from offbeat.config import Config
 from offbeat.events import EventKind
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.local import train
+from tests.fixtures.damage import anchors, cut, flip, patches
+from tests.fixtures.tiny_model import save_model
 from tests.run.test_local import config, parameters
 
 pytestmark = pytest.mark.engine

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from lab.attacks import sandbox_programs
 from lab.bench import sandbox as bench_sandbox
 from offbeat.errors import SandboxError, SandboxMissing
 from offbeat.sandbox import ProgramOutcome, Sandbox, SandboxLimits, bubblewrap, jail, open_sandbox
 from offbeat.sandbox.bubblewrap import Bubblewrap
 from offbeat.sandbox.cgroups import Cgroup, Version2, find_groups
 from offbeat.sandbox.slots import FIRST_UID, Slots
+from tests.fixtures.attacks import sandbox_programs
 
 QUICK = SandboxLimits(seconds=1.0, memory_mb=96, processes=16)
 # For programs that end by themselves: memory that others use makes a short program take seconds of CPU.

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from lab.torture import scoring as torture_scoring
-from lab.torture.scoring_reward import expected
 from offbeat.errors import InvalidReward, PoolClosed, PoolError
 from offbeat.imports import load_file
 from offbeat.scoring.bounded_queue import BoundedQueue
@@ -25,6 +24,7 @@ from offbeat.scoring.tally import FailureLimit, Scored, ScoringTally, TooManyFai
 from offbeat.tasks.rewards import FOR_EVALUATION, Answers, Reward
 from offbeat.tasks.task import Task
 from offbeat.types import BY_ANSWER, Score, Unscorable
+from tests.fixtures.scoring_reward import expected
 from tests.scoring import scorers
 
 ROOT = Path(__file__).parent.parent.parent

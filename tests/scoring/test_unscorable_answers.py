@@ -5,9 +5,9 @@ import time
 import pytest
 
 from lab.attacks.unscorable import ending, graded
-from lab.attacks.unscorable_answers import COLUMNS, GRADERS, KNOWN, search
 from offbeat.tasks.python_code import program_in
 from offbeat.types import Score
+from tests.fixtures.attacks.unscorable_answers import COLUMNS, GRADERS, KNOWN, search
 
 TEXTS = [(kind, text) for kind in ("number", "exact", "choice") for text in KNOWN[kind]]
 SEARCHED = [(kind, text) for kind, text in search(120) if kind in ("number", "exact", "choice")]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.tiny_model import save_tokenizer
 from offbeat.errors import DataError
 from offbeat.tasks.data import ColumnMap, Example, load, tokens, with_prompt
+from tests.fixtures.tiny_model import save_tokenizer
 
 ROWS = [{"question": f"{n}+{n}=", "answer": str(2 * n), "level": n % 2} for n in range(20)]
 COLUMNS = ColumnMap(prompt="question", keep={"solution": "answer", "difficulty": "level"})

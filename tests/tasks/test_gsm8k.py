@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.gsm8k_spellings import SPELLINGS, Spelling, altered
 from offbeat.errors import TaskError
 from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks.gsm8k import correct, examples, gsm8k, reference_answer
 from offbeat.tasks.task import make
 from offbeat.types import Score
+from tests.fixtures.gsm8k_spellings import SPELLINGS, Spelling, altered
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 JANET = {"question": "How much does she make?", "answer": "She makes 9 * 2 = $<<9*2=18>>18.\n#### 18"}

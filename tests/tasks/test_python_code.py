@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.attacks.sandbox_programs import CHEATS, Problem
 from lab.bench import sandbox as bench_sandbox
 from offbeat.errors import SandboxError, SandboxMissing, TaskError
 from offbeat.sandbox import Arguments, ProgramOutcome, SandboxLimits, open_sandbox
@@ -20,6 +19,7 @@ from offbeat.tasks.python_code import judge, passes, program_in
 from offbeat.tasks.rewards import Reward, grade
 from offbeat.tasks.task import make
 from offbeat.types import Json, Unscorable
+from tests.fixtures.attacks.sandbox_programs import CHEATS, Problem
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.binary(max_size=4)

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.parity.trl_rewards import CASES, Case, many_letters, sums_only
 from offbeat.errors import InvalidReward, TaskError, UnreachableFunction
 from offbeat.imports import reference, resolve
 from offbeat.tasks.data import Example
 from offbeat.tasks.rewards import Reward, from_trl, grade
 from offbeat.tasks.task import FACTORIES, Order, Task, make
 from offbeat.types import Json, Score, Unscorable
+from tests.fixtures.trl_rewards import CASES, Case, many_letters, sums_only
 from tests.scoring import scorers
 
 SUMS = [Example(f"e{n}", f"{n}+1=", {"answer": str(n + 1)}) for n in range(7)]

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.tiny_model import load_tokenizer, save_model, save_tokenizer
 from offbeat.config import parse
 from offbeat.errors import ConfigError, ModelUnreadable
 from offbeat.from_python import placed
@@ -12,6 +11,7 @@ from offbeat.preflight.checks import preflight
 from offbeat.run.build import load_tokenizer as tokenizer_of
 from offbeat.tasks.data import tokens
 from offbeat.tasks.tokenizer import read_tokenizer, with_defaults
+from tests.fixtures.tiny_model import load_tokenizer, save_model, save_tokenizer
 
 ASKED = ({"role": "user", "content": "1+1"},)
 THINKING = (

@@ -10,17 +10,6 @@ from naive import Case, naive_loss
 from naive_trainer import _logprobs
 from safetensors.torch import load_file
 
-from lab.fixtures.adapters import (
-    SPEC,
-    GradientRecorder,
-    adapter_gradients,
-    adapter_steps,
-    random_adapter,
-    relative,
-    with_peft,
-)
-from lab.fixtures.ranks import run_ranks
-from lab.fixtures.small_trainer import digest_of, small_batch, small_model, small_trainer
 from offbeat.errors import AdapterMismatch, CheckpointMismatch, UnsupportedModel
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import KL
@@ -36,6 +25,17 @@ from offbeat.trainer.loading import load_policy_model
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
 from offbeat.trainer.trainer import StepSettings, Trained, Trainer
 from offbeat.types import Group, Json
+from tests.fixtures.adapters import (
+    SPEC,
+    GradientRecorder,
+    adapter_gradients,
+    adapter_steps,
+    random_adapter,
+    relative,
+    with_peft,
+)
+from tests.fixtures.ranks import run_ranks
+from tests.fixtures.small_trainer import digest_of, small_batch, small_model, small_trainer
 
 CONFIG: Json = {"seed": 7}
 

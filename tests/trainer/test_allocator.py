@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import torch
-from lab.fixtures.memory import resident_bytes
+from tests.fixtures.memory import resident_bytes
 from offbeat.trainer.allocator import keep_freed_memory, return_freed_memory
 
 assert keep_freed_memory()
@@ -28,7 +28,7 @@ def test_freed_memory_is_kept_until_it_is_returned() -> None:
 
 THREADS = """
 import ctypes, sys, threading
-from lab.fixtures.memory import resident_bytes
+from tests.fixtures.memory import resident_bytes
 from offbeat.trainer.allocator import share_freed_memory
 
 libc = ctypes.CDLL(None)

@@ -20,8 +20,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from lab.fixtures import tiny_model
-from lab.fixtures.small_trainer import digest_of, small_batch, small_model, small_trainer
 from offbeat.cli.export import export as command
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
 from offbeat.storage.local import LocalStore
@@ -39,6 +37,8 @@ from offbeat.trainer.export import export
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.trainer import Trainer
 from offbeat.types import Json
+from tests.fixtures import tiny_model
+from tests.fixtures.small_trainer import digest_of, small_batch, small_model, small_trainer
 
 CONFIG: Json = {"seed": 7, "sync": {"every": 4}}
 

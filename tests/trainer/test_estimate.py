@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.fixtures.small_trainer import digest_of, small_trainer
 from offbeat.errors import StepOutOfMemory
 from offbeat.trainer.estimate import (
     ADVICE,
@@ -20,6 +19,7 @@ from offbeat.trainer.estimate import (
     worst_micro_batch,
 )
 from offbeat.trainer.forward import to_model_inputs
+from tests.fixtures.small_trainer import digest_of, small_trainer
 
 SHAPE = StepShape(prompt=8, completion=8, group=4)
 
@@ -104,7 +104,7 @@ def test_memory_errors_name_the_largest_terms_and_the_setting() -> None:
 ROOT = Path(__file__).parent.parent.parent
 LIMITED = """
 import resource, torch
-from lab.fixtures.small_trainer import small_trainer
+from tests.fixtures.small_trainer import small_trainer
 from offbeat.trainer.estimate import *
 torch.set_num_threads(1)
 trainer = small_trainer()

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import a_group, a_llama, a_trainer, logprobs, moved, some_groups
 
-from lab.fixtures.small_trainer import digest_of
 from offbeat.errors import UnfusedAttention
 from offbeat.objective.presets import PRESETS
 from offbeat.trainer import flex
@@ -19,6 +18,7 @@ from offbeat.trainer.estimate import AllocatedBytes, StepShape, check_worst_case
 from offbeat.trainer.forward import PolicyModel, check_model, sequence_logprobs, to_model_inputs
 from offbeat.trainer.trainer import Trained, Trainer
 from offbeat.types import Group
+from tests.fixtures.small_trainer import digest_of
 
 CPU = torch.device("cpu")
 

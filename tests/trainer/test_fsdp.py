@@ -12,8 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lab.fixtures.ranks import GRACE, Watch, run_ranks
-from lab.fixtures.small_trainer import one_step_each, small_batch, small_model, small_trainer, steps_with_checkpoints
 from offbeat.errors import RankDied, RankFailed, RankLost, RankSilent
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import GroupESS, SecondMoment
@@ -23,6 +21,8 @@ from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks, as_served, serving_state, shard
 from offbeat.trainer.trainer import Trained
 from offbeat.types import Json
+from tests.fixtures.ranks import GRACE, Watch, run_ranks
+from tests.fixtures.small_trainer import one_step_each, small_batch, small_model, small_trainer, steps_with_checkpoints
 
 
 def relative(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from lab.fixtures.ranks import run_ranks
-from lab.fixtures.small_trainer import small_model
 from offbeat.errors import ModelUnreadable, UnsupportedModel
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks, named_tensors, own_rows
 from offbeat.trainer.loading import PIECE_BYTES, StoredTensor, allocate, empty_model, fill, load_policy_model
 from offbeat.types import Json
+from tests.fixtures.ranks import run_ranks
+from tests.fixtures.small_trainer import small_model
 
 WEIGHTS = "model.safetensors"
 TINY = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}

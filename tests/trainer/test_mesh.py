@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lab.fixtures.ranks import run_ranks
-from lab.fixtures.small_trainer import one_step_each, small_batch, small_trainer, steps_with_checkpoints
 from offbeat.trainer.checkpoint import Checkpoints
 from offbeat.trainer.fsdp import Ranks, by_node, serving_state, transformer_blocks
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import Json
+from tests.fixtures.ranks import run_ranks
+from tests.fixtures.small_trainer import one_step_each, small_batch, small_trainer, steps_with_checkpoints
 
 Reduce = Literal["once", "scatter"]
 TWO_NODES = by_node(["a", "a", "b", "b"])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.attacks.hostile_answers import EQUAL_IN_DISGUISE, PAST_THE_SCREEN, SCREENED, honest, hostile
 from offbeat.errors import TaskError
 from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks.data import rows
@@ -14,6 +13,7 @@ from offbeat.tasks.task import make
 from offbeat.types import Score
 from offbeat.verify import UnreadableReference
 from offbeat.verify.latex import screen
+from tests.fixtures.attacks.hostile_answers import EQUAL_IN_DISGUISE, PAST_THE_SCREEN, SCREENED, honest, hostile
 
 pytest.importorskip("math_verify", reason="needs offbeat[math]")
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lab.attacks.answer_cheats import CHOICES, NUMBERS
-from lab.attacks.hostile_answers import hostile
-from lab.bench.gsm8k_spellings import SPELLINGS, Spelling
 from offbeat.verify import UnreadableReference, choice, exact, final_number, numeric
 from offbeat.verify.extract import final_answers
 from offbeat.verify.numbers import quantity
+from tests.fixtures.attacks.answer_cheats import CHOICES, NUMBERS
+from tests.fixtures.attacks.hostile_answers import hostile
+from tests.fixtures.gsm8k_spellings import SPELLINGS, Spelling
 
 WHOLE = st.integers(-(10**12), 10**12)
 SPELLED = st.sampled_from(SPELLINGS)

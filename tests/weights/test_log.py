@@ -15,7 +15,6 @@ from pyarrow import fs
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lab.fixtures.weights import is_state, make_state
 from offbeat.errors import (
     AnotherPublisher,
     DamagedFile,
@@ -32,6 +31,7 @@ from offbeat.weights.delta import Bits
 from offbeat.weights.probe import Probe
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.weights import is_state, make_state
 
 
 @pytest.fixture(params=["local", "object"])

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from lab.fixtures.weights import is_state, make_state
 from offbeat.errors import VersionMissing
 from offbeat.storage.local import LocalStore
 from offbeat.storage.object_store import ObjectStore
@@ -15,6 +14,7 @@ from offbeat.storage.store import Store
 from offbeat.weights import retention as leases
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.weights import is_state, make_state
 
 
 def publish(log: WeightLog, *versions: int) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.damage import anchors, cut, empty, flip, manifests, patches, replace_by_directory, replace_by_file
-from lab.fixtures.weights import is_state, make_state
 from offbeat.errors import WeightLogError
 from offbeat.weights.probe import Probe
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.damage import anchors, cut, empty, flip, manifests, patches, replace_by_directory, replace_by_file
+from tests.fixtures.weights import is_state, make_state
 
 PROBE = Probe(((5, 9, 2),), ([-1.5, -0.25],))
 

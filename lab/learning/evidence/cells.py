@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import cast
 
 from lab.figures import commit
-from lab.fixtures.own_learner import own_learner
 from lab.learning import model
 from lab.learning.cells import SimulatedSeconds
 from lab.learning.evidence.arms import EvidenceArm
@@ -26,6 +25,7 @@ from offbeat.run.learner import LocalLearner
 from offbeat.run.loop import Loop
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import Group, Json, StepContext
+from tests.fixtures.own_learner import own_learner
 
 
 @dataclass

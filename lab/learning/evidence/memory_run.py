@@ -16,7 +16,6 @@ from typing import cast
 
 from torch import Tensor
 
-from lab.simulation.memory_log import MemoryLog
 from offbeat.config import Config
 from offbeat.events import EventKind
 from offbeat.experience.ledger import Ledger
@@ -38,6 +37,7 @@ from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.probe import Probe
 from offbeat.weights.publisher import Published, State, WeightLog
 from offbeat.weights.subscriber import Subscription
+from tests.fixtures.simulation.memory_log import MemoryLog
 
 
 def train_in_memory(

@@ -15,13 +15,13 @@ import torch
 from torch.optim import AdamW
 from transformers import PreTrainedTokenizerBase
 
-from lab.fixtures.tiny_model import load_tokenizer, save_tokenizer
 from lab.learning.model import LESSONS, SUMS, answer_loss, directory
 from lab.learning.task import right, task
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.hf import HfEngine
 from offbeat.seeds import derive
 from offbeat.types import UNKNOWN, Completion, Group, Score
+from tests.fixtures.tiny_model import load_tokenizer, save_tokenizer
 
 PER_PROMPT: Final = 8
 """Groups of the other model for each prompt."""

@@ -21,14 +21,14 @@ from typing import Final, NotRequired, TypedDict, cast
 
 from lab.figures import Figure, command_parser, commit, record
 from lab.fixtures import smollm2
-from lab.fixtures.processes import OFFBEAT
-from lab.fixtures.runs import scratch
 from lab.learning.evidence.claims import Claim, Paired, Verdict, judge
 from lab.learning.evidence.rows import KEPT
 from lab.learning.smollm2_run import TRAINED
 from lab.learning.statistics import Interval, difference
 from offbeat.run.journal import read
 from offbeat.types import Json
+from tests.fixtures.processes import OFFBEAT
+from tests.fixtures.runs import scratch
 
 Settings = tuple[str, ...]
 """What an arm changes, as in `offbeat train --set`."""
