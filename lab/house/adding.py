@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.figures import ROOT, Figure, command_parser, record
-from lab.fixtures.tiny_model import save_model
+from tests.fixtures.tiny_model import save_model
 
 
 @dataclass(frozen=True)
