@@ -20,7 +20,7 @@ from offbeat.reports.browse import (
     wrap,
 )
 from offbeat.reports.groups import CompletionView, GroupFilter, GroupView, RunGroups
-from offbeat.reports.words import visible
+from offbeat.words import visible
 from tests.fixtures.hostile_text import TEXTS
 from tests.reports.made_run import make_run
 

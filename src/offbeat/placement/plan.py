@@ -23,6 +23,7 @@ from offbeat.placement.memory import (
     rank_memory,
 )
 from offbeat.placement.shape import ModelShape
+from offbeat.words import count, memory_size
 
 ENGINE_SHARE: Final = 0.9
 """Share of a GPU that an engine takes if it has the GPU for itself."""
@@ -88,14 +89,12 @@ class DevicePlan:
         yield from ((place, trainer) for place in self.ranks if place not in taken)
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.hardware}: {len(self.ranks)} {_plural('rank', len(self.ranks))} of the trainer, {self._engines()}"
-        ]
+        lines = [f"{self.hardware}: {count(len(self.ranks), 'rank')} of the trainer, {self._engines()}"]
         for node in range(self.hardware.nodes):
             users = [self._user_of(node, gpu) for gpu in range(self.hardware.gpus)]
             lines += [f"  node {node} GPU {gpu}: {user}" for gpu, user in enumerate(users) if user]
             lines += [f"  node {node}: {users.count('')} of {len(users)} GPUs free"] if "" in users else []
-        lines.append(f"  a rank needs {_gib(self.rank.peak)}; its largest parts: {_largest(self.rank)}")
+        lines.append(f"  a rank needs {memory_size(self.rank.peak)}; its largest parts: {_largest(self.rank)}")
         if len(self.ranks) > 1:
             each = "once per update" if self.reduce_once else "after every micro-batch"
             across = f", copies on {self.replicas} nodes" if self.replicas > 1 else ""
@@ -108,8 +107,9 @@ class DevicePlan:
             )
             room = min(held // self.engine.per_sequence, self.engine.sequences)
             lines.append(
-                f"  an engine takes {self.engines[0].share:.2f} of each GPU: weights {_gib(self.engine.weights)}, keys "
-                f"and values of {room} of {self.engine.sequences} sequences at their greatest length"
+                f"  an engine takes {self.engines[0].share:.2f} of each GPU: weights "
+                f"{memory_size(self.engine.weights)}, keys and values of {room} of {self.engine.sequences} "
+                "sequences at their greatest length"
             )
         if self.engines and self.engines[0].sleeps:
             weights = "weights" if "frozen weights" in self.rank.held else "master weights"
@@ -123,7 +123,7 @@ class DevicePlan:
         size = len(self.engines[0].devices)
         each = f" of {size} GPUs" if size > 1 else ""
         where = ", on the same GPU" if self.shared else ""
-        return f"{len(self.engines)} {_plural('engine', len(self.engines))}{each}{where}"
+        return f"{count(len(self.engines), 'engine')}{each}{where}"
 
     def _user_of(self, node: int, gpu: int) -> str:
         users = [f"rank {i}" for i, place in enumerate(self.ranks) if place == (node, gpu)]
@@ -159,8 +159,8 @@ def place(config: Config, shape: ModelShape, hardware: Hardware) -> DevicePlan |
     share = config.engine.gpu_memory_utilization or ENGINE_SHARE
     if engine is not None and engine.least > share * usable.memory_gib * GIB:
         return (
-            f"an engine needs at least {_gib(engine.least)} on each of its {split} GPUs (weights "
-            f"{_gib(engine.weights)}, keys and values of one sequence {_gib(engine.per_sequence)}), but "
+            f"an engine needs at least {memory_size(engine.least)} on each of its {split} GPUs (weights "
+            f"{memory_size(engine.weights)}, keys and values of one sequence {memory_size(engine.per_sequence)}), but "
             f"engine.gpu_memory_utilization gives it {share:.2f} of {usable.memory_gib:g} GiB"
         )
     spots = tuple(EnginePlace(node, devices, share) for node, devices in engines)
@@ -215,7 +215,10 @@ def _fit_ranks(config: Config, shape: ModelShape, hardware: Hardware) -> tuple[R
         memory = rank_memory(config, shape, shards=ranks // replicas, reduce_once=once)
         if memory.peak <= room:
             return memory, replicas, once
-    return f"a rank needs {_gib(memory.peak)} of {_gib(room)} that can be used; its largest parts: {_largest(memory)}"
+    return (
+        f"a rank needs {memory_size(memory.peak)} of {memory_size(room)} that can be used; its largest parts: "
+        f"{_largest(memory)}"
+    )
 
 
 def _share_one_gpu(config: Config, shape: ModelShape, hardware: Hardware) -> DevicePlan | str:
@@ -237,23 +240,16 @@ def _share_one_gpu(config: Config, shape: ModelShape, hardware: Hardware) -> Dev
                 return DevicePlan(hardware, ((0, 0),), (spot,), 1, False, offloads, rank, engine)
     turns = "" if config.run.mode == "lockstep" else '; in turns (run.mode = "lockstep") they would need less'
     return (
-        f"trainer and engine do not fit on one GPU of {hardware.memory_gib:g} GiB: a step needs {_gib(rank.peak)} "
-        f"(largest parts: {_largest(rank)}), the engine at least {_gib(engine.least)}{turns}"
+        f"trainer and engine do not fit on one GPU of {hardware.memory_gib:g} GiB: a step needs "
+        f"{memory_size(rank.peak)} (largest parts: {_largest(rank)}), the engine at least "
+        f"{memory_size(engine.least)}{turns}"
     )
 
 
 def _largest(memory: RankMemory) -> str:
     terms = sorted(memory.terms.items(), key=lambda term: -term[1])[:4]
-    return ", ".join(f"{name} {_gib(size)}" for name, size in terms)
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
+    return ", ".join(f"{name} {memory_size(size)}" for name, size in terms)
 
 
 def _there_are(gpus: int) -> str:
     return "there is 1" if gpus == 1 else f"there are {gpus}"
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"

@@ -20,6 +20,7 @@ from offbeat.placement.memory import BYTES, engine_memory, rank_memory, trained_
 from offbeat.placement.shape import ModelShape
 from offbeat.preflight.speed import Speed
 from offbeat.types import Json
+from offbeat.words import memory_size
 
 TINY: Final = 1_000_000
 """Parameters below which a second CPU thread, or starting vLLM, costs more than it saves."""
@@ -146,7 +147,7 @@ class Forecast:
                 f"{self.parameters / 1e6:.1f} M parameters",
                 f"trainer: {_format_terms(self.trainer)}",
                 f"copies in host memory: {_format_terms(self.copies)}",
-                f"each engine: {_format_bytes(self.engine)}",
+                f"each engine: {memory_size(self.engine)}",
                 f"a step: about {self.training:.0e} operations to train and {self.generating:.0e} to generate",
             ]
         )
@@ -216,9 +217,5 @@ def _copies(config: Config, published: int, trainer: Mapping[str, int]) -> dict[
 
 def _format_terms(terms: Mapping[str, int]) -> str:
     ordered = sorted(terms.items(), key=lambda term: -term[1])
-    shown = ", ".join(f"{name} {_format_bytes(size)}" for name, size in ordered)
-    return f"{_format_bytes(sum(terms.values()))} ({shown})"
-
-
-def _format_bytes(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
+    shown = ", ".join(f"{name} {memory_size(size)}" for name, size in ordered)
+    return f"{memory_size(sum(terms.values()))} ({shown})"

@@ -2,7 +2,7 @@
 
 read      history.py (journal), groups.py (experience log), record.py (one run directory)
 compute   improvement.py (promised and realized), before_after.py (one prompt, twice), intervals.py, pools.py (seeds)
-describe  words.py, sentences.py, curves.py, panels.py (one run), comparison.py, differences.py (several runs)
+describe  sentences.py, curves.py, panels.py (one run), comparison.py, differences.py (several runs)
 show      plot.py (SVG), page.py with body.html, page.html, page.css and page.js (HTML), serve.py (`report --live`)
           browse.py (`offbeat view`), live.py (`offbeat train`), run.py (Python)
 """

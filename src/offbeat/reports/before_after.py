@@ -9,7 +9,7 @@ import numpy as np
 from offbeat.experience.index import NO_VERSION, Columns
 from offbeat.reports.groups import GroupView, RunGroups
 from offbeat.reports.intervals import interval
-from offbeat.reports.words import count, signed
+from offbeat.words import count, signed
 
 READ: Final = 2_000
 """Groups at the beginning of a run, and as many at its end, whose prompts are read if no example was asked twice."""

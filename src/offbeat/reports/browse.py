@@ -13,7 +13,7 @@ from rich.text import Text
 from offbeat.errors import suggest_nearest
 from offbeat.experience.ledger import Fate
 from offbeat.reports.groups import CompletionView, GroupFilter, GroupView, Range
-from offbeat.reports.words import signed, truncate, visible
+from offbeat.words import signed, truncate, visible
 
 MIN_COLUMN: Final = 24
 """Least width of a column of text, in terminal cells."""

@@ -13,8 +13,8 @@ from offbeat.reports.live import bottleneck
 from offbeat.reports.plot import Plot, Series
 from offbeat.reports.pools import SeedPool, differing_settings, flatten, pool_seeds
 from offbeat.reports.record import RunRecord
-from offbeat.reports.words import duration, size
 from offbeat.types import Json
+from offbeat.words import duration, size
 
 MAX_NAMED: Final = 4
 """Configurations that fit in the conclusion."""

@@ -9,7 +9,7 @@ from offbeat.metrics import METRICS
 from offbeat.reports.improvement import summarize_improvements
 from offbeat.reports.plot import Plot, Series
 from offbeat.reports.record import RunRecord
-from offbeat.reports.words import capitalized, count
+from offbeat.words import capitalized, count
 
 SMOOTHING: Final = 20
 """The running mean of a noisy curve covers 1/20 of the run."""

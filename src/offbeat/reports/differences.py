@@ -9,7 +9,7 @@ from typing import Final
 from offbeat.reports.intervals import Interval, difference
 from offbeat.reports.pools import SeedPool
 from offbeat.reports.record import RunRecord
-from offbeat.reports.words import count, signed
+from offbeat.words import count, signed
 
 FINAL: Final = 5
 """The final result is the mean of so many last evaluations or steps, or of half of them if there are fewer than ten."""

@@ -15,10 +15,10 @@ from typing import Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from offbeat import __version__
+from offbeat import __version__, words
 from offbeat.config import Config
 from offbeat.metrics import METRICS
-from offbeat.reports import curves, panels, sentences, words
+from offbeat.reports import curves, panels, sentences
 from offbeat.reports.before_after import BeforeAfter, before_and_after
 from offbeat.reports.comparison import compare
 from offbeat.reports.groups import GroupView, contrast_shares
@@ -27,10 +27,10 @@ from offbeat.reports.live import bottleneck
 from offbeat.reports.plot import Plot, Series, draw, draw_stack, values
 from offbeat.reports.pools import flatten, name_runs
 from offbeat.reports.record import RunRecord
-from offbeat.reports.words import escaped_pieces, truncate, visible
 from offbeat.run.directory import RunDirectory
 from offbeat.storage.files import write_atomically
 from offbeat.types import Json
+from offbeat.words import escaped_pieces, truncate, visible
 
 MAX_TEXT: Final = 700
 """Characters shown of a prompt or completion."""

@@ -8,7 +8,7 @@ import numpy as np
 from offbeat.reports.history import NotableEvent
 from offbeat.reports.plot import Plot, Series
 from offbeat.reports.record import RunRecord
-from offbeat.reports.words import size
+from offbeat.words import size
 
 LAG_METRICS = ("drift_tv_token", "ess", "gate_stopped_up", "gate_stopped_down")
 

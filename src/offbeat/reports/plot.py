@@ -12,8 +12,8 @@ from html import escape
 from importlib.resources import files
 from typing import Final, Literal
 
-from offbeat.reports.words import visible
 from offbeat.types import Json
+from offbeat.words import visible
 
 WIDTH: Final = 400
 HEIGHT: Final = 210

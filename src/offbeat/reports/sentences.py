@@ -3,7 +3,7 @@
 from offbeat.reports.history import RunHistory, RunState
 from offbeat.reports.live import bottleneck
 from offbeat.reports.record import RunRecord
-from offbeat.reports.words import capitalized, count
+from offbeat.words import capitalized, count
 
 
 def conclusion(run: RunRecord) -> str:

@@ -38,7 +38,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """Return a number of bytes with its unit.
+    """Return bytes of a file or a message with their unit, in powers of ten.
 
     >>> size(512), size(59448), size(2.5e9)
     ('512 B', '59.4 kB', '2.5 GB')
@@ -47,6 +47,15 @@ def size(number: float) -> str:
         if number >= limit:
             return f"{number / limit:.1f} {unit}"
     return f"{number:.0f} B"
+
+
+def memory_size(number: float) -> str:
+    """Return bytes of memory with their unit, in powers of two as memory is sold.
+
+    >>> memory_size(3 << 28), memory_size(3 << 30)
+    ('768 MiB', '3.0 GiB')
+    """
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
 
 
 def signed(value: float | None, digits: int = 2) -> str:
