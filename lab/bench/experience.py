@@ -29,10 +29,9 @@ from hypothesis import strategies as st
 from lab.figures import Figure, command_parser, machine, record, show
 from offbeat.experience.background import Maintenance
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.quarantine import RefusalReason
 from offbeat.experience.rows import group_rows
 from offbeat.experience.schema import digest
-from offbeat.experience.validation import validate_group
+from offbeat.experience.validation import RefusalReason, validate_group
 from offbeat.storage.files import fsync_paths
 from offbeat.types import Group
 from tests.fixtures.groups import RULES, make_group, malformed

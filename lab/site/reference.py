@@ -24,8 +24,8 @@ from offbeat.cli.init import PLACES, facts, recipes
 from offbeat.cli.main import app
 from offbeat.config import Config
 from offbeat.config.knobs import Knob, knobs
-from offbeat.experience import quarantine, schema
-from offbeat.experience.quarantine import RefusalReason
+from offbeat.experience import schema, validation
+from offbeat.experience.validation import RefusalReason
 from offbeat.metrics import METRICS
 from offbeat.objective.presets import PRESETS, Preset
 from offbeat.objective.spec import ExpWeight, Objective
@@ -284,7 +284,7 @@ def _type(column: pa.DataType) -> str:
 
 def refusals() -> str:
     """Every reason for which the experience log refuses a group or a late score."""
-    meanings = _member_docs(Path(quarantine.__file__), "RefusalReason")
+    meanings = _member_docs(Path(validation.__file__), "RefusalReason")
     rows = [[f"`{reason}`", meanings[reason.name], REMEDIES[reason]] for reason in RefusalReason]
     return table(["reason", "what was refused", "what to do"], rows)
 

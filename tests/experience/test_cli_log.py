@@ -15,7 +15,7 @@ from offbeat.cli.main import app
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.quarantine import RefusalReason
+from offbeat.experience.validation import RefusalReason
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score
 from tests.fixtures.groups import make_group, without_scores
 
@@ -175,8 +175,7 @@ def test_groups_are_named_after_the_file_if_no_task_is_given(tmp_path: Path) -> 
 
 
 def test_the_help_of_import_names_the_columns_that_it_finds() -> None:
-    from offbeat.experience.importing.ids import ID_NAMES
-    from offbeat.experience.importing.layout import ROLES
+    from offbeat.experience.importing.layout import ID_NAMES, ROLES
 
     text = run("import", "--help").output
     listed = text[text.index("Columns are found by name:") : text.index("For other names")]

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pytest
 from lance.optimize import Compaction
 
-from offbeat.experience import compaction
+from offbeat.experience import lance_table
 from offbeat.experience.background import CROWDED, tidy
-from offbeat.experience.compaction import row_ranges
-from offbeat.experience.lance_table import Table
+from offbeat.experience.lance_table import Table, row_ranges
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from tests.fixtures.groups import make_group
@@ -60,7 +59,7 @@ def test_manifests_do_not_grow_with_the_number_of_commits(table: Table) -> None:
 
 
 def test_rows_appended_during_a_compaction_end_up_in_order(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = compaction.write_merged
+    original = lance_table.write_merged
 
     def with_appends(*args: object) -> object:
         written = original(*args)  # type: ignore[arg-type]

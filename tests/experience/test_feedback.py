@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.experience.feedback import Deadline, LateScore, Overdue
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.quarantine import RefusalReason
+from offbeat.experience.validation import RefusalReason
 from offbeat.types import Score, Unscorable
 from tests.fixtures.groups import RULES, make_group, without_scores
 

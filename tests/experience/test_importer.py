@@ -21,8 +21,7 @@ from offbeat.experience.importing.records import Records, Row, SourceRecord, Unr
 from offbeat.experience.importing.rows_out import export, export_rows, exported_group
 from offbeat.experience.importing.shapes import Encoder, ImportDefaults, group_from
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.quarantine import RefusalReason
-from offbeat.experience.validation import ValidationRules
+from offbeat.experience.validation import RefusalReason, ValidationRules
 from offbeat.types import UNKNOWN, Finish, Group, Score
 from tests.fixtures.groups import groups as any_groups
 from tests.fixtures.groups import make_group

@@ -15,9 +15,9 @@ from offbeat.experience.background import CROWDED, Committer, Maintenance, tidy,
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.lance_table import set_aside_torn_manifests
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.quarantine import RefusalReason
 from offbeat.experience.reader import LogReader
 from offbeat.experience.schema import Snapshot
+from offbeat.experience.validation import RefusalReason
 from offbeat.types import UNKNOWN, Group, Score
 from tests.fixtures.groups import make_group, without_scores
 

@@ -11,8 +11,7 @@ from offbeat.experience.importing.layout import detect, parse_columns
 from offbeat.experience.importing.records import Row, UnreadableCell, find_records
 from offbeat.experience.importing.shapes import ImportDefaults, group_from
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.quarantine import RefusalReason
-from offbeat.experience.validation import ValidationRules
+from offbeat.experience.validation import RefusalReason, ValidationRules
 
 DEFAULTS = ImportDefaults(task="support", source="human")
 

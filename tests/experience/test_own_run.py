@@ -9,13 +9,12 @@ import pytest
 
 from offbeat.experience.importing.rows_out import export_rows, exported_group
 from offbeat.experience.index import NO_VERSION
-from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
+from offbeat.experience.ledger import LedgerEvent, LedgerEventKind, OwnRun
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Fresh
-from offbeat.experience.own_run import OwnRun
-from offbeat.experience.quarantine import RefusalReason
 from offbeat.experience.reader import LogReader
 from offbeat.experience.sampler import Draw, Sampler, SamplerLimits
+from offbeat.experience.validation import RefusalReason
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
 
 ONE, TWO = OwnRun("aaaa1111", shared=True), OwnRun("bbbb2222", shared=True)

@@ -7,9 +7,8 @@ import pytest
 
 from offbeat.experience.feedback import Deadline, Overdue
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.quarantine import RefusalReason
 from offbeat.experience.score_join import FeedbackTally
-from offbeat.experience.validation import ValidationRules
+from offbeat.experience.validation import RefusalReason, ValidationRules
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, Unscorable
 from tests.fixtures.groups import make_group, without_scores
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.quarantine import RefusalReason, refused
-from offbeat.experience.validation import ValidationRules, validate_group, validate_late_score
+from offbeat.experience.validation import RefusalReason, ValidationRules, refused, validate_group, validate_late_score
 from offbeat.types import Group, Score, Unscorable
 from tests.fixtures.groups import BREAKAGES, RULES, groups, make_group, malformed
 

@@ -16,8 +16,8 @@ from offbeat.cli.terminal import plain_errors, printable
 
 if TYPE_CHECKING:
     from offbeat.experience.feedback import PendingCompletion
+    from offbeat.experience.index import GroupTotals
     from offbeat.experience.reader import LogReader
-    from offbeat.experience.totals import GroupTotals
     from offbeat.types import Completion, Group
 
 log = typer.Typer(help="Inspect an experience log.", no_args_is_help=True)

@@ -12,7 +12,7 @@ import typer
 from offbeat.cli.terminal import has_log, plain_errors
 
 if TYPE_CHECKING:
-    from offbeat.experience.quarantine import OnRefusal, Refusal
+    from offbeat.experience.validation import OnRefusal, Refusal
 
 LogOrRun = Annotated[
     str,

@@ -12,14 +12,21 @@ the next open. Object stores acknowledge durable writes themselves and need none
 
 Failing storage. Lance may commit a file although a write to it failed (seen with ENOSPC at the end of a file), so the
 size of each local data file is checked before the commit.
+
+Compaction. Small fragments are merged here and not by Lance, whose own compaction keeps about 22 bytes in the manifest
+for each commit that a row came from: the versions in which rows were created and last updated. Every later manifest
+repeats them, so a log of a million commits would write 20 MB with each new one. Nothing here reads these versions, so
+merged fragments have none, and those of fragments that earlier releases compacted are dropped. Rows are copied in the
+order of their ids, so the manifest needs one pair of numbers for a fragment.
 """
 
 import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -27,11 +34,11 @@ from typing import Final
 import lance
 import numpy as np
 import pyarrow as pa
-from lance.fragment import FragmentMetadata, write_fragments
+import pyarrow.compute as pc
+from lance.fragment import FragmentMetadata, RowIdSequence, write_fragments
 from numpy.typing import NDArray
 
 from offbeat.errors import LogReadError, LogWriteError
-from offbeat.experience.compaction import batch_rows, plan, row_ranges, without_versions, write_merged
 from offbeat.storage.files import fsync_paths, local_path, taking_turns
 
 TAKE_ROWS: Final = 4_096
@@ -45,6 +52,10 @@ MOST_VERSIONS: Final = 1_024
 SHORTEST_KEEP: Final = timedelta(seconds=20)
 CACHE_BYTES: Final = 64 << 20
 """Of Lance's metadata, and again as much of its indexes, for all tables of a process."""
+BATCH_BYTES: Final = 64 << 20
+"""Rows held in memory while compaction copies them, however long the completions are."""
+_ONE_COMMIT: Final = 100
+"""Characters of version metadata in a fragment that one commit wrote. More of them grow with the number of commits."""
 
 _RewriteGroup = lance.LanceOperation.RewriteGroup
 LANCE_ERRORS = (OSError, ValueError, RuntimeError)
@@ -346,3 +357,147 @@ def _take(dataset: lance.LanceDataset, rows: NDArray[np.int64], columns: list[st
     if found.num_rows != len(rows):
         raise ValueError(f"{len(rows) - found.num_rows} of {len(rows)} rows are missing")
     return found
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """Fragments that hold exactly the rows with ids [start, stop)."""
+
+    start: int
+    stop: int
+    fragments: tuple[FragmentMetadata, ...]
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+def row_ranges(dataset: lance.LanceDataset) -> list[RowRange]:
+    """Return all fragments in the order of their row ids. Fragments whose ids interleave are one range."""
+    found: list[RowRange] = []
+    for start, stop, fragment in sorted(map(_with_ids, dataset.get_fragments()), key=lambda entry: entry[:2]):
+        if found and start < found[-1].stop:
+            last = found.pop()
+            start, stop, members = last.start, max(stop, last.stop), (*last.fragments, fragment)
+        else:
+            members = (fragment,)
+        found.append(RowRange(start, stop, members))
+    return found
+
+
+def _with_ids(fragment: lance.LanceFragment) -> tuple[int, int, FragmentMetadata]:
+    """Return the lowest row id, the highest plus one, and the fragment's metadata."""
+    try:
+        ids = RowIdSequence.from_inline_metadata(fragment.metadata.row_id_meta).to_pyarrow()
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # a long list of ids is in a file of its own
+        ids = fragment.to_table(columns=[], with_row_id=True)["_rowid"]
+    ends = pc.min_max(ids).as_py()
+    return ends["min"], ends["max"] + 1, fragment.metadata
+
+
+def plan(ranges: Sequence[RowRange], target_rows: int) -> list[RowRange]:
+    """Return the neighbors to merge, each time up to about `target_rows`.
+
+    >>> small = [RowRange(start, start + 8, ()) for start in range(0, 40, 8)]
+    >>> [(merged.start, merged.stop) for merged in plan([*small, RowRange(40, 90, ())], target_rows=20)]
+    [(0, 24), (24, 40)]
+    """
+    merges: list[RowRange] = []
+    current: list[RowRange] = []
+    for one in [*ranges, None]:
+        small = one is not None and one.rows < target_rows
+        if one is not None and small:
+            current.append(one)
+        if current and (not small or sum(each.rows for each in current) >= target_rows):
+            members = tuple(fragment for each in current for fragment in each.fragments)
+            if len(current) > 1 or len(members) > 1:
+                merges.append(RowRange(current[0].start, current[-1].stop, members))
+            current = []
+    return merges
+
+
+def write_merged(dataset: lance.LanceDataset, merged: RowRange, batch_rows: int) -> list[FragmentMetadata]:
+    """Copy the rows of a range into new fragments that no version has yet."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(merged.start, merged.stop, batch_rows):
+            ids = range(start, min(start + batch_rows, merged.stop))
+            rows = dataset._take_rows(list(ids))
+            if rows.num_rows != len(ids):
+                raise ValueError(f"{len(ids) - rows.num_rows} rows from row {start} on are missing")
+            yield from rows.to_batches()
+
+    reader = pa.RecordBatchReader.from_batches(dataset.schema, batches())
+    start, fragments = merged.start, []
+    for fragment in write_fragments(reader, dataset, mode="append"):
+        ids = range(start, start := start + fragment.physical_rows)
+        fragments.append(replace(fragment, row_id_meta=RowIdSequence(ids).to_inline_metadata()))
+    return fragments
+
+
+def without_versions(fragment: FragmentMetadata) -> FragmentMetadata | None:
+    """Return the fragment without the versions of its rows, or None if it has none worth dropping."""
+    versions = fragment.created_at_version_meta, fragment.last_updated_at_version_meta
+    if all(one is None or len(one.json()) <= _ONE_COMMIT for one in versions):
+        return None
+    return replace(fragment, created_at_version_meta=None, last_updated_at_version_meta=None)
+
+
+def batch_rows(ranges: Sequence[RowRange]) -> int:
+    """Return how many rows to hold in memory while they are copied: about `BATCH_BYTES`."""
+    sizes = [file.file_size_bytes or 0 for one in ranges for fragment in one.fragments for file in fragment.files]
+    per_row = sum(sizes) / max(1, sum(one.rows for one in ranges))
+    return int(min(8_192, max(1, BATCH_BYTES // max(1.0, per_row))))
+
+
+def unreadable_versions(table: Path) -> list[Path]:
+    """Return the manifests of the newest versions that cannot be read at all, the newest first."""
+    unreadable = []
+    for manifest in sorted((table / "_versions").glob("*.manifest")):  # newest first: names count down
+        if not is_torn(manifest) and count_rows(table, manifest) is not None:
+            break
+        unreadable.append(manifest)
+    return unreadable
+
+
+def count_rows(table: Path, manifest: Path | None = None) -> int | None:
+    """Return the number of rows in a version, or in the newest readable one; None if there is none."""
+    for one in [manifest] if manifest else sorted((table / "_versions").glob("*.manifest")):
+        version = 2**64 - 1 - int(one.stem)
+        try:
+            return int(lance.dataset(str(table), version=version, session=lance.Session()).count_rows())
+        except BaseException as error:
+            if not is_lance_error(error):
+                raise
+    return None
+
+
+def find_unreadable_rows(table: Path, schema: pa.Schema) -> str | None:
+    """Read every row of the newest version; return the first error, or None."""
+    try:
+        dataset = lance.dataset(str(table), session=lance.Session())
+        names = set(dataset.schema.names)
+        if not dataset.schema.equals(schema) and not all(f.nullable for f in schema if f.name not in names):
+            return "it does not have the columns of an experience log"
+        for fragment in dataset.get_fragments():
+            for file in fragment.metadata.files:
+                found, size = (table / "data" / file.path).stat().st_size, file.file_size_bytes
+                if size and found != size:
+                    return f"data/{file.path} has {found} bytes instead of {size}"
+        dataset.validate()
+        rows = sum(batch.num_rows for batch in dataset.to_batches(batch_size=256))
+        if rows != dataset.count_rows():
+            return f"{rows} of {dataset.count_rows()} rows can be read"
+    except BaseException as error:
+        if not is_lance_error(error):
+            raise
+        return " ".join(str(error).split())[:300]
+    return None
+
+
+def set_aside(manifests: list[Path]) -> None:
+    """Rename manifests, so that the version before them is the newest."""
+    for manifest in manifests:
+        manifest.rename(manifest.with_suffix(".torn"))
+    for manifest in manifests[:1]:
+        (manifest.parent / "latest_version_hint.json").unlink(missing_ok=True)

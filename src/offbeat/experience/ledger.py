@@ -1,18 +1,31 @@
-"""The ledger: the fate of every group, computed from the log alone.
+"""The ledger: the fate of every group of a log, or of one of the runs that share it, computed from the log alone.
 
     generated = trained + waiting + dropped (by cause) + in flight + unfinished
 
 Generated counts every group that was ever started, appended or refused. Events are only added. A trainer that resumes
 from step k records `rewound`, which cancels what it recorded for later steps: those steps did not happen.
+
+A version is a number, and in a log that several runs share each run has a version 12. So the log keeps the run of every
+group whose tokens have versions, and a run reads its own versions only. Groups of another run are data without a
+version for it, like imported ones: their lag is unknown, and they never expire.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from offbeat.errors import ConservationError, LogReadError
+from offbeat.types import Group
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class LedgerEventKind(StrEnum):
@@ -275,6 +288,67 @@ def without_rewound(events: Iterable[LedgerEvent]) -> list[LedgerEvent]:
 
 
 @dataclass(frozen=True)
+class UseCounts:
+    """Uses of some groups, by trainer and group.
+
+    >>> print(UseCounts(Counter({("trainer", "a"): 3, ("trainer", "b"): 1})))
+    4 uses of 2 groups: 2 first + 2 replayed; at most 3 of one group
+    """
+
+    by_use: Counter[tuple[str, str]]
+
+    @property
+    def groups(self) -> int:
+        return len({group for _, group in self.by_use})
+
+    @property
+    def uses(self) -> int:
+        return self.by_use.total()
+
+    @property
+    def first(self) -> int:
+        """Uses of a group that its trainer had not used before."""
+        return len(self.by_use)
+
+    @property
+    def replayed(self) -> int:
+        return self.uses - self.first
+
+    def __str__(self) -> str:
+        most = max(self.by_use.values(), default=0)
+        counts = f"{self.first} first + {self.replayed} replayed"
+        return f"{self.uses} uses of {self.groups} groups: {counts}; at most {most} of one group"
+
+
+@dataclass(frozen=True)
+class LogUses:
+    """The uses of a log's groups."""
+
+    all: UseCounts
+    trainers: Mapping[str, UseCounts]
+    """By the trainer of each run; in a log that runs share, its name has the run's."""
+    tasks: Mapping[str, UseCounts]
+
+
+def count_uses(events: Iterable[LedgerEvent], tasks: Mapping[str, str]) -> LogUses:
+    """Count the uses that no rewind cancels; `tasks` has the task of each group.
+
+    >>> events = [LedgerEvent("a", LedgerEventKind.TRAINED, step, by="trainer") for step in (1, 2, 3)]
+    >>> events += [LedgerEvent("", LedgerEventKind.REWOUND, 2, by="trainer")]
+    >>> print(count_uses(events, {"a": "math"}).tasks["math"])
+    2 uses of 1 groups: 1 first + 1 replayed; at most 2 of one group
+    """
+    total, trainers, by_task = UseCounts(Counter()), dict[str, UseCounts](), dict[str, UseCounts]()
+    for event in dict.fromkeys(without_rewound(events)):  # an event recorded twice counts once
+        if event.event is LedgerEventKind.TRAINED:
+            by_trainer = trainers.setdefault(event.by, UseCounts(Counter()))
+            of_task = by_task.setdefault(tasks.get(event.group_id, "unknown"), UseCounts(Counter()))
+            for counts in (total, by_trainer, of_task):
+                counts.by_use[event.by, event.group_id] += 1
+    return LogUses(total, trainers, by_task)
+
+
+@dataclass(frozen=True)
 class LedgerScope:
     """The part of a log that belongs to one run: the groups it owns, and those that its trainer used, from any source.
 
@@ -306,3 +380,63 @@ class LedgerScope:
             [e for e in events if e.by == self.consumer or (not e.by.startswith("trainer") and kept(e.group_id))],
             [one for one in refused if kept(one[0])],
         )
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """The run that a log is opened for.
+
+    >>> one = OwnRun("81f30d94", shared=True)
+    >>> one.owns("81f30d94", "host-17-3"), one.owns("5a00c2ee", "g 5a00c2ee-3"), one.owns(None, "g 81f30d94-3")
+    (True, False, True)
+    >>> one.is_guest("host-17-3"), one.is_guest("g 81f30d94-3")
+    (True, False)
+    """
+
+    id: str
+    shared: bool = False
+    """True if other runs write to the log too."""
+
+    @property
+    def prefix(self) -> str:
+        """How ids of groups begin that the run itself has admitted. A number follows, after a hyphen.
+
+        In a log of its own, a repeated run names its groups alike, because random draws depend on group ids. In a
+        shared log, the run's id keeps its groups apart from those of other runs.
+        """
+        return f"g {self.id}" if self.shared else "g"
+
+    @property
+    def trainer(self) -> str:
+        """The name of the run's trainer in the ledger, after which a rewind finds the events to cancel."""
+        return f"trainer {self.id}" if self.shared else "trainer"
+
+    @cached_property
+    def _admitted(self) -> re.Pattern[str]:
+        return re.compile(rf"{re.escape(self.prefix)}-\d+")
+
+    def owns(self, run: str | None, group_id: str) -> bool:
+        """True if the versions of a group are of this run. Earlier releases recorded no run."""
+        if run is not None:
+            return run == self.id
+        return not self.shared or not self.is_guest(group_id)
+
+    def is_guest(self, group_id: str) -> bool:
+        """True for a group that the run did not admit: a worker outside of it made it, at its own pace."""
+        return self._admitted.fullmatch(group_id) is None
+
+    def masks(self, rows: "pa.Table") -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which rows of the table `groups` are of this run, and which of those are guests."""
+        import pyarrow.compute as pc  # here, because commands that need no log read the names of runs
+
+        admitted = pc.match_substring_regex(rows["group_id"], rf"^\Q{self.prefix}\E-[0-9]+$").to_numpy()
+        own = pc.fill_null(pc.equal(rows["run"], self.id), False).to_numpy()
+        own |= rows["run"].is_null().to_numpy() & (admitted | (not self.shared))
+        return own, own & ~admitted
+
+    def view(self, group: Group) -> Group:
+        """Return the group as this run sees it: without versions if they are another run's."""
+        spans = next((one.versions for one in group.completions if one.versions), ())
+        if not spans or self.owns(spans[0].run, group.id):
+            return group
+        return replace(group, completions=tuple(replace(one, versions=()) for one in group.completions))

@@ -32,14 +32,22 @@ from offbeat.experience.background import Committer, after_all, wait
 from offbeat.experience.feedback import Deadline, LateScore, Overdue
 from offbeat.experience.importing.records import SourceRecord
 from offbeat.experience.lance_table import Table
-from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
-from offbeat.experience.own_run import OwnRun
-from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason, quarantine_rows, refused
+from offbeat.experience.ledger import LedgerEvent, LedgerEventKind, OwnRun
 from offbeat.experience.reader import LogReader
 from offbeat.experience.rows import group_rows
 from offbeat.experience.schema import EVENTS, SCORES, Tables, digest, score_fields
 from offbeat.experience.score_join import FeedbackTally, ScoreJoin
-from offbeat.experience.validation import ValidationRules, group_named_by, validate_group, validate_late_score
+from offbeat.experience.validation import (
+    QuarantineEntry,
+    Refusal,
+    RefusalReason,
+    ValidationRules,
+    group_named_by,
+    quarantine_rows,
+    refused,
+    validate_group,
+    validate_late_score,
+)
 from offbeat.types import Group
 
 REMEMBERED: Final = 8_192

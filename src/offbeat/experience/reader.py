@@ -10,17 +10,23 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offbeat.errors import LogReadError
-from offbeat.experience.catalog import SUMMARY, Catalog, Ints
+from offbeat.experience.catalog import SUMMARY, Catalog, Ints, ScoreIndex
 from offbeat.experience.feedback import PendingCompletion, ScoreCard, merge
-from offbeat.experience.index import NO_VERSION, Columns, prompt_key
-from offbeat.experience.ledger import Ledger, LedgerEvent, LedgerEventKind, LedgerScope, event_kind, settle
-from offbeat.experience.own_run import OwnRun
-from offbeat.experience.quarantine import QuarantineEntry, Refusal, RefusalReason
+from offbeat.experience.index import NO_VERSION, Columns, LogStats, compute_stats, prompt_key
+from offbeat.experience.ledger import (
+    Ledger,
+    LedgerEvent,
+    LedgerEventKind,
+    LedgerScope,
+    LogUses,
+    OwnRun,
+    count_uses,
+    event_kind,
+    settle,
+)
 from offbeat.experience.rows import READ, groups_from, reward_figures
 from offbeat.experience.schema import Snapshot, Tables, digest
-from offbeat.experience.score_index import ScoreIndex
-from offbeat.experience.totals import LogStats, compute_stats
-from offbeat.experience.usage import LogUses, count_uses
+from offbeat.experience.validation import QuarantineEntry, Refusal, RefusalReason
 from offbeat.storage.files import local_path
 from offbeat.types import Group
 

@@ -15,11 +15,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from offbeat.experience.feedback import LateScore, ScoreCard
-from offbeat.experience.importing.ids import ID_NAMES, UNDECIDED
-from offbeat.experience.importing.layout import ROLES
+from offbeat.experience.importing.layout import ID_NAMES, ROLES, UNDECIDED
 from offbeat.experience.importing.records import BrokenRecord, Row, SourceRecord, UnreadableCell, read_id, read_score
-from offbeat.experience.quarantine import OnRefusal, Refusal, RefusalReason, RefusalTally, RefusedError
-from offbeat.experience.validation import ValidationRules, validate_late_score
+from offbeat.experience.validation import (
+    OnRefusal,
+    Refusal,
+    RefusalReason,
+    RefusalTally,
+    RefusedError,
+    ValidationRules,
+    validate_late_score,
+)
 from offbeat.types import Score, Unscorable
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from offbeat.config import Config, parse
 from offbeat.config.recorded import translate
 from offbeat.config.toml_file import apply_setting
 from offbeat.errors import RunError
-from offbeat.experience.own_run import OwnRun
+from offbeat.experience.ledger import OwnRun
 from offbeat.storage.files import FileLock, LockHeld, write_atomically
 from offbeat.types import Json
 

@@ -2,9 +2,7 @@
 
 records.py   reads rows of files, and cells of rows
 layout.py    detects which column has which role
-ids.py       detects which columns hold the user's own ids
-grouping.py  collects the rows of each group
-shapes.py    converts rows to groups
+shapes.py    collects the rows of each group and converts them
 importer.py  validates groups and writes them to a log
 rows_out.py  writes groups as rows, and reads such rows back
 """

@@ -15,22 +15,29 @@ from itertools import islice
 from typing import Final
 
 from offbeat.errors import CannotImport
-from offbeat.experience.importing.grouping import GroupRows, rows_by_group, without_repeats
 from offbeat.experience.importing.layout import ColumnLayout, RowShape, detect
 from offbeat.experience.importing.records import BrokenRecord, Records, SourceRecord, UnreadableCell
-from offbeat.experience.importing.shapes import ImportDefaults, content_hash, group_from
+from offbeat.experience.importing.shapes import (
+    GroupRows,
+    ImportDefaults,
+    content_hash,
+    group_from,
+    rows_by_group,
+    without_repeats,
+)
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.quarantine import (
+from offbeat.experience.schema import digest
+from offbeat.experience.validation import (
     OnRefusal,
     QuarantineEntry,
     Refusal,
     RefusalReason,
     RefusalTally,
     RefusedError,
+    ValidationRules,
     refused,
+    validate_group,
 )
-from offbeat.experience.schema import digest
-from offbeat.experience.validation import ValidationRules, validate_group
 from offbeat.types import UNKNOWN, Group, Score
 
 DETECTION_ROWS: Final = 32

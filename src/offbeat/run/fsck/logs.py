@@ -10,10 +10,10 @@ from typing import cast
 from offbeat.config import Config
 from offbeat.errors import AnotherPublisher, ConservationError, OffbeatError, WeightLogError
 from offbeat.events import EventKind
+from offbeat.experience.lance_table import count_rows, find_unreadable_rows, set_aside, unreadable_versions
 from offbeat.experience.ledger import LedgerScope
 from offbeat.experience.reader import LogReader
 from offbeat.experience.schema import SCHEMAS, Snapshot, lost_tables
-from offbeat.experience.table_check import count_rows, find_unreadable_rows, set_aside, unreadable_versions
 from offbeat.run.directory import RunDirectory
 from offbeat.run.fsck.findings import PartFinding, Remedy
 from offbeat.run.journal import read
@@ -68,7 +68,7 @@ def _check_table(table: Path, directory: RunDirectory, newest: Checkpoint | None
 
         says = f"{len(unreadable)} of its newest manifests cannot be read"
         return PartFinding(part, says, Remedy.FSCK, repair)
-    if problem := find_unreadable_rows(table):
+    if problem := find_unreadable_rows(table, SCHEMAS[table.stem]):
         return PartFinding(part, f"its rows cannot be read: {problem}. {_COPY}", Remedy.PERSON)
     return PartFinding(part, f"{rows} rows")
 
