@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from lab.site import coming_from, evidence_page, reference  # noqa: E402  # found by the line above
 from lab.site.age import age  # noqa: E402
+from lab.site.lines import items  # noqa: E402
 from lab.site.peers import steps_table  # noqa: E402
 from lab.site.reference import table  # noqa: E402
 
@@ -29,30 +30,25 @@ BLOCK = re.compile(r"(<!-- built: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def results(slug: str) -> str:
     """Every figure of one results file, those that miss their goal included; each row has its id as an anchor."""
-    cells = []
-    for row in _rows(RESULTS / f"{slug}.json"):
-        measured = _measured(row) + ("" if row["holds"] else "<br>**misses its goal**")
-        how = f"`{row['command']}` at {row['commit']}, {row['date']}"
-        details = "<br>".join(filter(None, [row["what"], f"<small>{row['note']}</small>" * bool(row["note"]), how]))
-        cells.append([f'<a id="{row["id"]}"></a>{row["id"]}', details, row["goal"], measured, str(row["n"])])
-    return table(["figure", "what, notes, and the command that measured it", "goal", "measured", "n"], cells)
+    return items([f'<a id="{row["id"]}"></a> **{row["id"]}**: {_told(row)}' for row in _rows(RESULTS / f"{slug}.json")])
 
 
 def shortfalls() -> str:
     """Every figure of every area that misses its goal."""
-    found = [
-        [
-            f"[{row['id']}]({file.stem}.md#{row['id']})",
-            row["what"],
-            row["goal"],
-            _measured(row),
-            row["note"],
-        ]
+    missed = [
+        f"[{row['id']}]({file.stem}.md#{row['id']}): {row['what']}: {_measured(row)}, goal {row['goal']}. {row['note']}"
         for file in sorted(RESULTS.glob("*.json"))
         for row in _rows(file)
         if not row["holds"]
     ]
-    return table(["figure", "what", "goal", "measured", "note"], found)
+    return items(missed)
+
+
+def _told(row: dict[str, Any]) -> str:
+    missed = "" if row["holds"] else ", **misses its goal**"
+    verdict = f"{row['what']}: **{_measured(row)}**, goal {row['goal']}{missed}, n = {row['n']}."
+    note = f"{row['note']}." if row["note"] else ""
+    return f"{verdict} {note} `{row['command']}` at {row['commit']}, {row['date']}"
 
 
 def areas() -> str:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Final
 
 from lab.figures import ROOT
+from lab.site.lines import fill
 
 OLD: Final = 0.25
 """Share of lines that changed."""
@@ -53,10 +54,8 @@ def describe(old: Sequence[str], count: int) -> str:
         return ""
     many = "All" if len(old) == count else "Most" if 2 * len(old) > count else "Some"
     dates = " to ".join(sorted({min(old), max(old)}))
-    return (
-        f"**{many} rows are older than the code that they measure**: more than a quarter of it has changed since they "
-        f"were made, {dates}.\n"
-    )
+    changed = f"more than a quarter of it has changed since they were made, {dates}."
+    return fill(f"**{many} rows are older than the code that they measure**: {changed}") + "\n"
 
 
 def changed_share(commit: str, date: str, paths: tuple[str, ...]) -> float:

@@ -1,32 +1,31 @@
-"""The tables of the pages for people who come from TRL or verl, and of names in dashboards, built from the code."""
+"""The lists of the pages for people who come from TRL or verl, and of names in dashboards, built from the code."""
 
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from typing import Final
 
+from lab.site.lines import fill, items
 from offbeat.config.synonyms import Synonym, synonyms
 from offbeat.metrics import METRICS
 from offbeat.run.sinks.values import TRL_NAMES, Value, curves_of, plain_curves_of
 
-SAME: Final = "takes the same value"
-NAMES: Final = {"trl": "TRL", "verl": "verl"}
+
+def knob_lists(tool: str) -> str:
+    """Return a list of settings for each group of names in synonyms.toml; names with the same answer share a line."""
+    return "\n".join(f"### {heading}\n\n{items(_answers(names))}" for heading, names in _groups(tool))
 
 
-def knob_tables(tool: str) -> str:
-    """Return a table of settings for each group of names in synonyms.toml."""
-    parts = []
-    for heading, names in _groups(tool):
-        rows = [
-            f"| `{one.name}` | {_setting(one)} | {_cell(one.note) or SAME} |"
-            for one in map(synonyms().get, names)
-            if one
-        ]
-        parts.append(
-            f"### {heading}\n\n| {NAMES[tool]} | offbeat | what differs |\n| --- | --- | --- |\n"
-            + "\n".join(rows)
-            + "\n"
-        )
-    return "\n".join(parts)
+def _answers(names: list[str]) -> list[str]:
+    same, others = [], dict[tuple[str, str], list[str]]()
+    for one in filter(None, map(synonyms().get, names)):
+        if one.note:
+            others.setdefault((_setting(one), one.note), []).append(f"`{one.name}`")
+        else:
+            same.append(f"`{one.name}` is {_setting(one)}")
+    lines = [f"The same value: {', '.join(same)}."] if same else []
+    for (setting, note), found in others.items():
+        lines.append(f"{', '.join(found)}{f' → {setting}' if setting else ''}: {note}")
+    return lines
 
 
 def _groups(tool: str) -> Iterator[tuple[str, list[str]]]:
@@ -39,22 +38,17 @@ def _groups(tool: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _setting(one: Synonym) -> str:
-    if not one.setting:
-        return "–"
-    return f"[`{one.setting}`](reference/config.md#{one.setting})"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "&#124;")
+    return f"[`{one.setting}`](reference/config.md#{one.setting})" if one.setting else ""
 
 
 def dashboard_names() -> str:
-    """Return what each metric is called in wandb, trackio and tensorboard, and in MLflow."""
-    lines = ["| metric | wandb, trackio, tensorboard | MLflow |", "| --- | --- | --- |"]
+    """Return the metrics that other tools also get under the name that TRL has for them."""
+    lines = []
     for name in METRICS:
-        values = [Value(name, 0.0)]
-        lines.append(f"| `{name}` | {_names(curves_of(values))} | {_names(plain_curves_of(values))} |")
-    return "\n".join(lines) + "\n"
+        curves, plain = curves_of([Value(name, 0.0)]), plain_curves_of([Value(name, 0.0)])
+        if len(curves) > 1 or list(curves) != list(plain):
+            lines.append(f"`{name}`: {_names(curves)}; MLflow {_names(plain)}")
+    return items(lines)
 
 
 def _names(curves: dict[str, float]) -> str:
@@ -63,14 +57,12 @@ def _names(curves: dict[str, float]) -> str:
 
 def trl_metrics() -> str:
     """Return the metrics of TRL that offbeat has too."""
-    lines = ["| TRL | offbeat |", "| --- | --- |"]
-    lines += [f"| `{theirs}` | [`{ours}`](reference/metrics.md) |" for ours, theirs in TRL_NAMES.items()]
-    return "\n".join(lines) + "\n"
+    return fill("; ".join(f"`{theirs}` is `{ours}`" for ours, theirs in TRL_NAMES.items())) + ".\n"
 
 
 BUILDERS: Final[dict[str, Callable[[], str]]] = {
-    "knobs-trl": lambda: knob_tables("trl"),
-    "knobs-verl": lambda: knob_tables("verl"),
+    "knobs-trl": lambda: knob_lists("trl"),
+    "knobs-verl": lambda: knob_lists("verl"),
     "dashboard-names": dashboard_names,
     "trl-metrics": trl_metrics,
 }

@@ -1,10 +1,10 @@
-"""The table of events, and the fields that the source writes, to check the declarations in `offbeat.events`."""
+"""The fields of events that the source writes, to check the declarations in `offbeat.events`."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from offbeat.events import EVENTS, EventKind
+from offbeat.events import EventKind
 
 
 def written(source: Path) -> dict[EventKind, list[str]]:
@@ -27,16 +27,3 @@ def _writes(tree: ast.AST) -> Iterator[ast.Call]:
             name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
             if name == "journal":
                 yield node
-
-
-def rows() -> list[list[str]]:
-    """One row per kind, in the order of `EVENTS`: kind, fields, meaning, what to do."""
-    return [
-        [
-            f"`{kind}`",
-            "; ".join(f"`{name}`: {meaning}" for name, meaning in spec.fields.items()) or "–",
-            spec.meaning,
-            spec.action or "–",
-        ]
-        for kind, spec in EVENTS.items()
-    ]

@@ -137,7 +137,7 @@ def rows() -> dict[str, str]:
 def passages(text: str) -> Iterator[str]:
     """Yield paragraphs, list items and table rows, without code, formulas and built parts."""
     plain = re.sub(r"\$\$?[^$]+\$\$?", "", FENCE.sub("", BUILT.sub("", text)))
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*|] ?)|\n(?=\s*\d+\. )", plain):
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |\|))", plain):
         if paragraph.strip() and not paragraph.lstrip().startswith("#"):
             yield paragraph.strip()
 

@@ -18,12 +18,13 @@ import pyarrow as pa
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from lab.site import events as event_table
+from lab.site.lines import fill, items
 from offbeat import errors
 from offbeat.cli.init import PLACES, facts, recipes
 from offbeat.cli.main import app
 from offbeat.config import Config
 from offbeat.config.knobs import Knob, knobs
+from offbeat.events import EVENTS
 from offbeat.experience import schema, validation
 from offbeat.experience.validation import RefusalReason
 from offbeat.metrics import METRICS
@@ -31,6 +32,9 @@ from offbeat.objective.presets import PRESETS, Preset
 from offbeat.objective.spec import ExpWeight, Objective
 from offbeat.run.health import DEFAULT_RULES
 from tests.fixtures.gsm8k_spellings import SPELLINGS
+
+EVERYWHERE: Final = {"LOG_OR_RUN"}
+"""Arguments that the page explains once, at its top."""
 
 REMEDIES: Final = {
     RefusalReason.NOT_A_GROUP: "build the dataclasses of `offbeat.types`",
@@ -83,23 +87,18 @@ def settings() -> str:
         if name:
             section = Config.model_fields[name].annotation
             about = _capital(inspect.getdoc(section).partition(": ")[2]) if section else ""  # type: ignore[union-attr]
-        rows = [
-            [
-                f'<a id="{k.key}"></a>`{k.key.rpartition(".")[2]}`',
-                k.kind,
-                _default(k.default),
-                k.meaning.replace("\n", " "),
-            ]
-            for k in found
-        ]
-        parts.append(
-            f"## {name or 'Top level'}\n\n{about}\n\n" + table(["setting", "type", "default", "meaning"], rows)
-        )
+        lines = [f'<a id="{k.key}"></a>`{k.key.rpartition(".")[2]}` ({_values(k)}): {k.meaning}' for k in found]
+        parts.append(f"## {name or 'Top level'}\n\n{fill(about)}\n\n" + items(lines))
     return "\n".join(parts)
 
 
-def _default(text: str) -> str:
-    return f"`{text}`" if text not in ("", '""', "{}", "[]") else "–"
+def _values(knob: Knob) -> str:
+    """The values that a setting takes, as `offbeat explain` has them but shorter, and its default."""
+    kind = re.sub(r"\ba (whole )?number\b", lambda found: "integer" if found[1] else "number", knob.kind)
+    for words, sign in ((", at least", " ≥"), (", above", " >"), (", at most", " ≤"), (", below", " <")):
+        kind = kind.replace(words, sign)
+    kind = kind.removeprefix("one of ").replace('your own as "file.py:name"', "your own")
+    return kind if knob.default in ("", '""', "{}", "[]") else f"{kind}; `{knob.default}`"
 
 
 def _capital(text: str) -> str:
@@ -113,32 +112,33 @@ def commands() -> str:
     parts = []
     for name, command in _commands(root, "offbeat"):
         context = typer.Context(command, info_name=name)
-        usage, rows = [name, "[OPTIONS]"], []
+        usage, lines = [name, "[OPTIONS]"], []
         for param in command.params:
             assert isinstance(param, TyperArgument | TyperOption)
             shown = ", ".join(param.opts)
             if isinstance(param, TyperArgument):
                 shown = param.metavar or param.name.upper()
                 usage.append(shown if param.required else f"[{shown}]")
-            default = "required" if param.required else _option_default(param.default)
-            rows.append([f"`{shown}`", _takes(param, context), default, (param.help or "").replace("\n", " ")])
+            if shown not in EVERYWHERE:
+                lines.append(f"`{shown}`{_takes(param, context)}: {param.help or ''}{_option_default(param.default)}")
         about = inspect.cleandoc(command.help or "")
-        parts.append(f"## {name}\n\n{about}\n\n```text\n{' '.join(usage)}\n```\n")
-        if rows:
-            parts.append(table(["option", "takes", "default", "meaning"], rows))
+        parts.append(f"## {name}\n\n{about}\n\n    {' '.join(usage)}\n")
+        if lines:
+            parts.append(items(lines))
     return "\n".join(parts)
 
 
 def _takes(param: TyperArgument | TyperOption, context: typer.Context) -> str:
-    """What kind of value an argument or option takes."""
-    if isinstance(param, TyperOption) and (param.is_flag or param.metavar):
-        return param.metavar or "–"
+    """What kind of value an option takes; arguments and texts need no word."""
+    if isinstance(param, TyperArgument) or param.is_flag:
+        return ""
+    if param.metavar:
+        return f" `{param.metavar}`"
     kind = param.display_type(context).strip("<>").removesuffix(" range")
     kind = re.sub(r"^list\[(\w+)\]$", r"\1", kind).lower()
-    words = [{"str": "text", "int": "a whole number", "float": "a number", "path": "a path"}.get(kind, kind)]
-    words += [f"at least {param.min:g}"] if param.min is not None else []
-    words += [f"at most {param.max:g}"] if param.max is not None else []
-    return ", ".join(words)
+    words = {"str": "", "path": "", "int": " N", "float": " number"}.get(kind, f" `{kind}`")
+    words += f" ≥ {param.min:g}" if param.min is not None else ""
+    return words + (f" ≤ {param.max:g}" if param.max is not None else "")
 
 
 def _commands(group: TyperGroup, before: str) -> Iterator[tuple[str, TyperCommand]]:
@@ -150,7 +150,7 @@ def _commands(group: TyperGroup, before: str) -> Iterator[tuple[str, TyperComman
 
 
 def _option_default(value: object) -> str:
-    return "–" if value in (None, False, "", [], ()) else f"`{value}`"
+    return "" if value in (None, False, True, "", [], ()) else f" (`{value}`)"
 
 
 def _number(value: float) -> str:
@@ -186,73 +186,83 @@ def _needs(preset: Preset) -> str:
     return ", ".join(sorted(need.value for need in preset.objective.needs)) or "rewards alone"
 
 
-def axes() -> str:
-    """One row per preset, one column per axis."""
-    header = ["preset", "advantage", "shaping", "ratio", "gate", "weight", "correction, regularizer", "aggregate"]
-    rows = []
-    for preset in PRESETS.values():
-        o = preset.objective
-        ratio = f"{o.ratio.value}, π/{'α' if o.against.value == 'behavior' else 'π_k'}"
-        others = [_choice(part) for part in (o.correction, o.reject, *o.regularizers) if part is not None]
-        row = [f"[`{preset.name}`](#{preset.name})", str(o.advantage), _shaping(o)]
-        row += [ratio if _needs(preset) != "rewards alone" else "–", _choice(o.gate), _choice(o.weight)]
-        row += [", ".join(others) or "–", o.aggregate.value]
-        rows.append(row)
-    return table(header, rows)
+def _choices(objective: Objective) -> str:
+    """The choice on every axis but the plain ones."""
+    others = [_choice(part) for part in (objective.correction, objective.reject, *objective.regularizers) if part]
+    named = {
+        "gate": _choice(objective.gate),
+        "weight": _choice(objective.weight),
+        "correction or regularizer": ", ".join(others) or "–",
+    }
+    parts = [
+        f"{objective.advantage} advantages",
+        _shaping(objective),
+        *(f"{k} {v}" for k, v in named.items() if v != "–"),
+    ]
+    if objective.needs:
+        against = "α" if objective.against.value == "behavior" else "π_k"
+        parts.insert(2, f"{objective.ratio.value} ratio π/{against}")
+    return ", ".join(part for part in parts if part != "–") + f", {objective.aggregate.value}"
 
 
 def lags() -> str:
-    """Which preset for which lag; presets that accept the longest lag come first."""
-    ordered = sorted(PRESETS.values(), key=lambda preset: -preset.reported_lag)
-    rows = [
-        [f"[`{p.name}`](#{p.name})", _number(p.reported_lag), _needs(p), p.lag_evidence, _measured(p)] for p in ordered
-    ]
-    return table(["preset", "lag up to", "needs", "reported", "measured by us"], rows)
+    """The presets by the longest lag that is reported, those that accept the longest first."""
+    by_lag: dict[float, list[str]] = {}
+    for preset in sorted(PRESETS.values(), key=lambda preset: -preset.reported_lag):
+        alone = "" if preset.objective.needs else " (rewards alone)"
+        by_lag.setdefault(preset.reported_lag, []).append(f"[`{preset.name}`](#{preset.name}){alone}")
+    return items([f"{_number(lag)}: {', '.join(names)}" for lag, names in by_lag.items()])
 
 
 def _measured(preset: Preset) -> str:
     """The verdicts of our own runs, each with a link to its row."""
-    links = (f"[{one}](../measured/{one.row.partition('.')[0]}.md#{one.row})" for one in preset.measured)
-    return "<br>".join(links) or "–"
+    links = [
+        f"[{str(one).partition(':')[0]}](../measured/{one.row.partition('.')[0]}.md#{one.row}) ({one.task})"
+        for one in preset.measured
+    ]
+    return f" In our runs it {', '.join(links)}." if links else ""
 
 
 def presets() -> str:
     """One section per preset."""
     parts = []
     for preset in PRESETS.values():
-        parts.append(
-            f"### {preset.name}\n\n{preset.use}\n\n$$ {preset.equation} $$\n\n"
-            f"Needs {_needs(preset)}. Reported up to lag {_number(preset.reported_lag)}: {preset.lag_evidence}. "
-            f"Source: {preset.source}.\n"
-        )
+        lag = f"Lag up to {_number(preset.reported_lag)}: {preset.lag_evidence}.{_measured(preset)}"
+        facts = f"{_capital(_choices(preset.objective))}. Needs {_needs(preset)}. {lag} Source: {preset.source}."
+        parts.append(f"### {preset.name}\n\n{fill(preset.use)}\n\n$$\n{fill(preset.equation)}\n$$\n\n{fill(facts)}\n")
     return "\n".join(parts)
 
 
 def metrics() -> str:
     """Every metric of the registry."""
-    rows = [
-        [f'<a id="{m.name}"></a>`{m.name}`', m.formula, m.reduction.value, m.meaning, m.high, m.low]
-        for m in METRICS.values()
-    ]
-    return table(["metric", "formula", "reduced by", "meaning", "if high", "if low"], rows)
+    return items(
+        [
+            f'<a id="{m.name}"></a>`{m.name}`: {m.meaning}. Formula: {m.formula}. *High*: {m.high}. *Low*: {m.low}.'
+            for m in METRICS.values()
+        ]
+    )
 
 
 def health_rules() -> str:
-    """Every health rule, with the meaning of its metric."""
-    rows = []
+    """Every health rule, with what to do."""
+    lines = []
     for rule in DEFAULT_RULES:
-        meaning = "**not measured yet: this rule cannot fire**"
-        if (metric := METRICS.get(rule.metric)) is not None:
-            meaning = f"{metric.meaning}; {metric.low if rule.below is not None else metric.high}"
+        unmeasured = "" if rule.metric in METRICS else " **Not measured yet: this rule cannot fire.**"
         fires = f"{str(rule).removeprefix(rule.metric + ' ')} for {rule.patience} steps"
-        rows.append([f"[`{rule.metric}`](metrics.md#{rule.metric})", fires, rule.action.value, meaning, rule.advice])
-    return table(["metric", "fires when it is", "action", "meaning", "what to do"], rows)
+        lines.append(
+            f"[`{rule.metric}`](metrics.md#{rule.metric}) {fires}: {rule.action.value}; {rule.advice}.{unmeasured}"
+        )
+    return items(lines)
 
 
 def events() -> str:
     """Every kind of line in events.jsonl."""
-    rows = [[f'<a id="{kind.strip("`").replace(" ", "-")}"></a>{kind}', *rest] for kind, *rest in event_table.rows()]
-    return table(["kind", "fields", "meaning", "what to do"], rows)
+    lines = []
+    for kind, spec in EVENTS.items():
+        named = "; ".join(f"`{name}`: {meaning}" for name, meaning in spec.fields.items())
+        lines.append(f'<a id="{kind.replace(" ", "-")}"></a>**`{kind}`**: {spec.meaning}.')
+        lines[-1] += (f" {_capital(spec.action)}." if spec.action else "") + (f" *Fields*: {named}." if named else "")
+    return items(lines)
 
 
 def experience_schema() -> str:
@@ -268,8 +278,12 @@ def experience_schema() -> str:
         begin = source.index(f"{name.upper()}: Final = pa.schema(")
         text = source[begin : source.index("\n)\n", begin)]
         meanings = dict(re.findall(r'pa\.field\("(\w+)".*?# (.*)', text))
-        rows = [[f"`{c.name}`", _type(c.type), "yes" if c.nullable else "", meanings.get(c.name, "")] for c in columns]
-        parts.append(f"### {name}.lance\n\n" + table(["column", "type", "null", "meaning"], rows))
+        lines = [
+            f"`{c.name}` {_type(c.type)}{' or null' * c.nullable}"
+            + (f": {meanings[c.name]}" if c.name in meanings else "")
+            for c in columns
+        ]
+        parts.append(f"### {name}.lance\n\n" + items(lines))
     return "\n".join(parts)
 
 
@@ -285,8 +299,7 @@ def _type(column: pa.DataType) -> str:
 def refusals() -> str:
     """Every reason for which the experience log refuses a group or a late score."""
     meanings = _member_docs(Path(validation.__file__), "RefusalReason")
-    rows = [[f"`{reason}`", meanings[reason.name], REMEDIES[reason]] for reason in RefusalReason]
-    return table(["reason", "what was refused", "what to do"], rows)
+    return items([f"`{reason}`: {meanings[reason.name]} {_capital(REMEDIES[reason])}." for reason in RefusalReason])
 
 
 def _member_docs(file: Path, name: str) -> dict[str, str]:
@@ -310,7 +323,8 @@ def _errors(kind: type[BaseException], depth: int) -> Iterator[str]:
     builtin = next((base.__name__ for base in kind.__bases__ if base.__module__ == "builtins"), "")
     also = f" (also a `{builtin}`)" if builtin not in ("", "Exception") else ""
     about = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
-    yield f"{'    ' * depth}- `{kind.__name__}`{also}: {about}"
+    indent = "    " * depth
+    yield fill(f"`{kind.__name__}`{also}: {about}", f"{indent}- ", f"{indent}  ")
     for child in sorted(kind.__subclasses__(), key=lambda one: one.__name__):
         if child.__module__ == errors.__name__:
             yield from _errors(child, depth + 1)
@@ -330,21 +344,21 @@ def _place(recipe: tuple[str, str]) -> tuple[int, bool]:
 
 def recipe_table() -> str:
     """Every recipe by what a user has, and the hardware it was run on."""
-    rows = []
+    parts: dict[str, list[str]] = {}
     for name, text in sorted(recipes().items(), key=_place):
         title = text.partition("\n")[0].removeprefix(f"# {name}: ")
         ran = re.search(r"^# ((?:Not run|Run)\b.*(?:\n# .*)*)", text, re.M)
         assert ran, f"recipe {name} does not say where it was run"
-        file = f"[`{name}`](../../src/offbeat/recipes/{name}.toml)"
         known = facts(text)
-        rows.append([file, title, known["for"], known["needs"], ran[1].replace("\n# ", " ").rstrip(".")])
-    return table(["recipe", "what it does", "for", "memory and time", "hardware"], rows)
+        about = f"{title}. Needs: {known['needs']}. {ran[1].replace(f'{chr(10)}# ', ' ').rstrip('.')}."
+        file = f"[`{name}`](../../src/offbeat/recipes/{name}.toml)"
+        parts.setdefault(known["for"], []).append(f"{file}: {about}")
+    return "\n".join(f"**For {place}:**\n\n{items(found)}" for place, found in parts.items())
 
 
 BUILDERS: Final[dict[str, Callable[[], str]]] = {
     "settings": settings,
     "commands": commands,
-    "axes": axes,
     "lags": lags,
     "presets": presets,
     "metrics": metrics,

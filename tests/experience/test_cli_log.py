@@ -236,8 +236,8 @@ def test_a_wrong_option_gives_a_message(tmp_path: Path, options: list[str], mess
 
 def test_the_docs_list_every_reason_for_refusal() -> None:
     page = (DOCS / "reference" / "experience-log.md").read_text(encoding="utf-8")
-    table = page.partition("## Reasons for refusal")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == [reason.value for reason in RefusalReason]
+    listed = page.partition("## Reasons for refusal")[2].partition("\n## ")[0]
+    assert re.findall(r"^- `([\w-]+)`: ", listed, re.MULTILINE) == [reason.value for reason in RefusalReason]
 
 
 @pytest.mark.parametrize(
