@@ -1,4 +1,4 @@
-"""The tables of docs/evidence.md: every claim with its verdicts, and the objectives under lag."""
+"""The lists of docs/evidence.md, every claim with its verdict and the objectives under lag, and of all verdicts."""
 
 import json
 from collections import Counter
@@ -14,10 +14,8 @@ from lab.learning.evidence.claims import Cells, Verdict
 from lab.learning.evidence.rows import final
 from lab.learning.evidence.rows import rows as cell_rows
 from lab.learning.statistics import Interval
-from lab.site.reference import table
+from lab.site.lines import fill, items
 
-P1: Final = "[P1](https://arxiv.org/abs/2509.24203)"
-P2: Final = "[P2](https://arxiv.org/abs/2505.22257)"
 OURS: Final = "offbeat"
 OPEN: Final = "not decided yet"
 
@@ -26,8 +24,12 @@ OPEN: Final = "not decided yet"
 class PublishedClaim:
     """Something that a paper or a page of ours says, and the verdicts about it."""
 
+    name: str
+    """The end of its anchor on the page of all verdicts."""
     text: str
     source: str
+    number: tuple[str, str]
+    """The row whose number stands beside the verdict, and what it is."""
     rows: tuple[str, ...]
     """Patterns of the ids of its verdicts."""
     blocks: tuple[str, ...]
@@ -36,48 +38,82 @@ class PublishedClaim:
 
 CLAIMS: Final = (
     PublishedClaim(
-        "Lag is nearly free for clipped objectives", f"{P1}, {P2}",
+        "lag", "Lag is nearly free for clipped objectives", "P1, P2",
+        ("evidence.a.sums.rec-oneside-nois-v5", "the default at v = 5, final pass rate minus v = 1"),
         ("evidence.a.*.grpo-v*", "evidence.a.*.grpo-off-policy-v*", "evidence.a.*.rec-oneside-*-v*"),
         ("a-sums", "a-sorting"),
     ),
     PublishedClaim(
-        "Clipping matters, importance sampling does not", P1, ("evidence.a.*.importance-sampling*",),
-        ("a-sums", "a-sums-high-rate", "a-sorting"),
+        "importance", "Clipping matters, importance sampling does not", "P1",
+        ("evidence.a.sums.importance-sampling-high-rate", "lost with importance sampling at a high rate"),
+        ("evidence.a.*.importance-sampling*",), ("a-sums", "a-sums-high-rate", "a-sorting"),
     ),
     PublishedClaim(
-        "Without a clip, lag makes a run collapse", P1, ("evidence.a.*.reinforce-v*",), ("a-sums", "a-sorting")
+        "no-clip", "Without a clip, lag makes a run collapse", "P1",
+        ("evidence.a.sums.reinforce-v5", "`reinforce` at v = 5 minus v = 1"),
+        ("evidence.a.*.reinforce-v*",), ("a-sums", "a-sorting"),
     ),
     PublishedClaim(
-        "A wide clip, (0.6, 2.0), tolerates lag", P1, ("evidence.a.*.wide-clip-v*",), ("a-sums", "a-sorting")
+        "wide-clip", "A wide clip, (0.6, 2.0), tolerates lag", "P1",
+        ("evidence.a.sums.wide-clip-v5", "v = 5 minus v = 1"),
+        ("evidence.a.*.wide-clip-v*",), ("a-sums", "a-sorting"),
     ),
     PublishedClaim(
-        "Objectives made for off-policy data tolerate lag", f"{P1} and others",
+        "off-policy", "Objectives made for off-policy data tolerate lag", "P1 and others",
+        ("evidence.a.sums.red-weight-v5", "`red-weight` at v = 5 minus v = 1"),
         tuple(f"evidence.a.*.{name}-v*" for name in (
             "topr", "red-weight", "red-drop", "asymre", "opmd", "rec-ring", "cispo", "grpo-off-policy-capped",
         )),
         ("a-sums", "a-sorting"),
     ),
-    PublishedClaim("RED helps where few answers are right", P1, ("evidence.a.rare-sums.*",), ("a-rare-sums",)),
     PublishedClaim(
-        "Masking groups of equal rewards makes training stable", P2, ("evidence.f.*.with-mask",), ("f-sums",)
+        "red", "RED helps where few answers are right", "P1",
+        ("evidence.a.rare-sums.red-drop", "`red-drop`, area under the curve minus the default's"),
+        ("evidence.a.rare-sums.*",), ("a-rare-sums",),
     ),
-    PublishedClaim("Refilling such groups helps", "DAPO", ("evidence.f.*.with-refill",), ("f-sums",)),
-    PublishedClaim("Ten updates of a batch are poorer than one", P2, ("evidence.f.*.with-i*",), ("f-sums",)),
-    PublishedClaim("A refreshed reference policy helps", P2, ("evidence.f.*.with-KL*",), ("f-sums",)),
     PublishedClaim(
-        "A lagging server is 1.35 × as fast by the clock, which is measured throughput. Our verdicts are in simulated "
-        "seconds until a pass rate of 0.8; the last row is measured", P2,
+        "mask", "Masking groups of equal rewards makes training stable", "P2",
+        ("evidence.f.sums.with-mask", "difference that the mask makes"), ("evidence.f.*.with-mask",), ("f-sums",),
+    ),
+    PublishedClaim(
+        "refill", "Refilling such groups helps", "DAPO",
+        ("evidence.f.sums.with-refill", "difference that refilling makes"), ("evidence.f.*.with-refill",), ("f-sums",),
+    ),
+    PublishedClaim(
+        "updates", "Ten updates of a batch are poorer than one", "P2",
+        ("evidence.f.sums.with-i10", "i = 10 minus i = 1"), ("evidence.f.*.with-i*",), ("f-sums",),
+    ),
+    PublishedClaim(
+        "reference", "A refreshed reference policy helps", "P2",
+        ("evidence.f.sums.with-KL-and-refresh", "difference that it makes"), ("evidence.f.*.with-KL*",), ("f-sums",),
+    ),
+    PublishedClaim(
+        "clock", "A lagging server is 1.35 × as fast by the clock", "P2",
+        ("throughput.1.concurrent", "measured throughput of concurrent over lockstep; the others are simulated"),
         ("evidence.c.*", "throughput.1.concurrent"), ("c-sums", "python -m lab.bench.end_to_end"),
     ),
-    PublishedClaim("Replay halves the samples", OURS, ("evidence.d.*",), ("d-sums", "d-sorting")),
     PublishedClaim(
-        "Publishing by drift or cost chooses better moments", OURS, ("evidence.b.*",),
-        ("b-changing", "b-conditions", "b-conditions-8"),
+        "replay", "Replay halves the samples", OURS,
+        ("evidence.d.sums.replay-retired-by-drift-samples", "generated groups with replay over without"),
+        ("evidence.d.*",), ("d-sums", "d-sorting"),
     ),
-    PublishedClaim("The answers of others help", OURS, ("evidence.e.*",), ("e-sums",)),
-    PublishedClaim("Shrunk advantages help small groups", OURS, ("evidence.g.*",), ("g-sums",)),
     PublishedClaim(
-        "SmolLM2-135M: v = 10 and replay lose no more than 0.08", OURS, ("evidence.smollm2.*-loss",), ("smollm2",)
+        "publish", "Publishing by drift or cost chooses better moments", OURS,
+        ("evidence.b.changing.drift-shuffled", "area, the drift budget minus its own gaps in a random order"),
+        ("evidence.b.*",), ("b-changing", "b-conditions", "b-conditions-8"),
+    ),
+    PublishedClaim(
+        "others", "The answers of others help", OURS,
+        ("evidence.e.sums.supervised-training-then-fresh-groups-alone", "supervised training on them first"),
+        ("evidence.e.*",), ("e-sums",),
+    ),
+    PublishedClaim(
+        "shrunk", "Shrunk advantages help small groups", OURS,
+        ("evidence.g.sums.shrunk", "difference that they make"), ("evidence.g.*",), ("g-sums",),
+    ),
+    PublishedClaim(
+        "smollm2", "SmolLM2-135M: v = 10 and replay lose no more than 0.08", OURS,
+        ("evidence.smollm2.v10-loss", "v = 10 minus v = 1"), ("evidence.smollm2.*-loss",), ("smollm2",),
     ),
 )  # fmt: skip
 
@@ -89,27 +125,53 @@ def rows() -> list[dict[str, Any]]:
     return [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
 
 
-def claims_table() -> str:
-    """Return one line for each claim, with all its verdicts; those that are open say so."""
+def claims_list() -> str:
+    """Return one line for each claim: its verdict in words, one number, and a link to all its verdicts."""
     found = rows()
     lines = []
     for claim in CLAIMS:
-        verdicts = [row for row in found if any(fnmatch(row["id"], pattern) for pattern in claim.rows)]
-        lines.append([claim.text, claim.source, _verdicts(verdicts), _commands(claim.blocks)])
-    return table(["claim", "said by", "verdicts, with mean and interval", "command"], lines)
+        verdicts = _verdicts(claim, found)
+        row, what = claim.number
+        said = [f"[{_mean(one)}]({_page(row)}) ({what})" for one in verdicts if one["id"] == row]
+        several = f"all {len(verdicts)}" if len(verdicts) > 1 else "details"
+        details = f"[{several}](measured/evidence.md#claim-{claim.name})"
+        judged = ", ".join([_words(verdicts), *said]) if verdicts else OPEN
+        lines.append(f"**{claim.text}** ({claim.source}): {judged}; {details}")
+    return items(lines)
 
 
-def _verdicts(found: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        f"[{row['id'].removeprefix('evidence.')}](measured/{row['id'].partition('.')[0]}.md#{row['id']}): "
-        f"{_measured(row)}, n = {row['n']}"
-        for row in found
-    ]
-    if len(found) > 2:
-        judged = [str(row["measured"]).partition(":") for row in found]  # a regret is a number
-        words = Counter(word for word, colon, _ in judged if colon)
-        lines.insert(0, "**" + ", ".join(f"{word}: {count}" for word, count in words.most_common()) + "**")
-    return "<br>".join(lines) or OPEN
+def claims_in_full() -> str:
+    """Return every verdict of every claim, with the command that computes it."""
+    found = rows()
+    parts = []
+    for claim in CLAIMS:
+        verdicts = [
+            f"[{row['id'].removeprefix('evidence.')}]({_page(row['id']).removeprefix('measured/')}): "
+            f"{_measured(row)}, n = {row['n']}"
+            for row in _verdicts(claim, found)
+        ]
+        about = fill(f'<a id="claim-{claim.name}"></a> {_commands(claim.blocks)}')
+        parts.append(f"### {claim.text}\n\n{about}\n\n{items(verdicts or [OPEN])}")
+    return "\n".join(parts)
+
+
+def _verdicts(claim: PublishedClaim, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in found if any(fnmatch(row["id"], pattern) for pattern in claim.rows)]
+
+
+def _words(verdicts: Sequence[dict[str, Any]]) -> str:
+    """Return how often each verdict was given; a regret, which is a number, is none."""
+    judged = [str(row["measured"]).partition(":") for row in verdicts]
+    counted = Counter(word for word, colon, _ in judged if colon).most_common()
+    return ", ".join(word if len(verdicts) == 1 else f"{count} × {word}" for word, count in counted)
+
+
+def _mean(row: dict[str, Any]) -> str:
+    return str(row["measured"]).rpartition(": ")[2].partition(" ")[0]
+
+
+def _page(row: str) -> str:
+    return f"measured/{row.partition('.')[0]}.md#{row}"
 
 
 def _measured(row: dict[str, Any]) -> str:
@@ -122,10 +184,10 @@ def _measured(row: dict[str, Any]) -> str:
 def _commands(blocks: Sequence[str]) -> str:
     commands = {"smollm2": "python -m lab.learning.evidence.smollm2"}
     commands |= {block: f"… sweep --block {block}" for block in BLOCKS}
-    return "<br>".join(f"`{commands.get(block, block)}`" for block in blocks)
+    return "Runs: " + ", ".join(f"`{commands.get(block, block)}`" for block in blocks) + "."
 
 
-def lag_table() -> str:
+def lag_list() -> str:
     """Return one line for each objective of block a on the sums: its pass rate at v = 1, and what longer lags cost."""
     block = BLOCKS["a-sums"]
     cells = Cells(block, cell_rows(block.name))
@@ -133,20 +195,20 @@ def lag_table() -> str:
         return f"{OPEN}\n"
     verdicts = lag_verdicts(cells)
     by_loss = sorted(objectives_of(block), key=lambda name: -verdicts[f"{name} v{LAGS[1]}", f"{name} v1"].interval.mean)
-    lines = [
-        [name, str(Interval.of([*map(final, cells.of(f"{name} v1"))])), *(
-            _lag_verdict(cells, f"{name} v{v}", verdicts[f"{name} v{v}", f"{name} v1"]) for v in LAGS[1:]
-        )]
-        for name in by_loss
-    ]  # fmt: skip
-    return table(["objective", "v = 1", *(f"v = {v}, minus v = 1" for v in LAGS[1:])], lines)
+    lines = []
+    for name in by_loss:
+        fresh = Interval.of([*map(final, cells.of(f"{name} v1"))])
+        lagged = [f"v = {v} {_judged(verdicts[f'{name} v{v}', f'{name} v1'])}" for v in LAGS[1:]]
+        lines.append(f"**{name}** {fresh}; {'; '.join(lagged)}")
+    return items(lines)
 
 
-def _lag_verdict(cells: Cells, arm: str, verdict: Verdict) -> str:
-    rate, drift = cells.of(arm)[0]["rate"], cells.drift(arm)
-    under = f"lr {rate:g}" + ("" if drift is None else f", drift {drift:.3f}")
-    word = verdict.word.split()[0]
-    return f"[{word}](measured/evidence.md#{verdict.claim.id}): {verdict.numbers}<br><small>{under}</small>"
+def _judged(verdict: Verdict) -> str:
+    return f"[{verdict.word.split()[0]}]({_page(verdict.claim.id)}) {verdict.interval.mean:.3f}"
 
 
-BUILDERS: Final[dict[str, Callable[[], str]]] = {"evidence": claims_table, "evidence-lag": lag_table}
+BUILDERS: Final[dict[str, Callable[[], str]]] = {
+    "evidence": claims_list,
+    "claims": claims_in_full,
+    "evidence-lag": lag_list,
+}

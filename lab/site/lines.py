@@ -14,8 +14,10 @@ from typing import Final
 from lab.figures import ROOT
 
 WIDTH: Final = 120
-WHOLE: Final = re.compile(r"`[^`]*`(?:\]\([^)]*\))?\S*|!?\[[^\[\]]*\]\([^)]*\)\S*|\$[^$\n]+\$\S*|<[^>]*>\S*|\S+")
-"""What a line must not break: code, a link with its text, a formula, a tag, a word."""
+WHOLE: Final = re.compile(
+    r"\w+ = \S+|`[^`]*`(?:\]\([^)]*\))?\S*|!?\[[^\[\]]*\]\([^)]*\)\S*|\$[^$\n]+\$\S*|<[^>]*>\S*|\S+"
+)
+"""What a line must not break: an equation as `v = 5`, code, a link with its text, a formula, a tag, a word."""
 ITEM: Final = re.compile(r"(\s*)([-*+]|\d+\.) +")
 KEPT: Final = re.compile(r"\s*(\||#|<!--|```|\$\$|!\[|<)")
 BEGINS_A_BLOCK: Final = re.compile(r"([-+*>|]|\d+[.)])$|[#>|]")

@@ -30,7 +30,6 @@ NOT_MEASURED: Final = {
     "CONTRIBUTING.md": {"450"},  # a limit
     "README.md": {"3.11", "1.35", "0.2", "90,000"},  # a version; a figure of P2, said to be theirs; a setting; a size
     "docs/how-it-works/objective.md": {"2.646", "2.475"},  # arithmetic, and tested as such
-    "docs/how-it-works/trainer.md": {"2.1"},  # from an outside audit; the page says that there is no benchmark yet
     "docs/how-it-works/when-to-publish.md": {"0.05", "0.1", "2.5e-4", "0.55"},  # settings, the last one of a simulation
     "docs/evidence.md": {"0.2"},  # a setting
     "docs/how-to/bring-a-reward.md": {"5.0"},  # a message
