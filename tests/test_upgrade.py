@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from offbeat.cli.main import app
 from offbeat.config import parse
-from offbeat.config.recorded import translate
+from offbeat.config.parsing import translate
 from offbeat.experience.reader import LogReader
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read

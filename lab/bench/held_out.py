@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.figures import ROOT, Figure, command_parser, report
-from offbeat.config.toml_file import TomlFile
+from offbeat.config.parsing import TomlFile
 from offbeat.errors import TaskError
 from offbeat.evaluation.intervals import paired_difference, rate_interval
 from offbeat.tasks.reasoning_gym import generators

@@ -22,7 +22,7 @@ from lab.learning import model
 from lab.learning.cells import Cell, fixed, hand_over
 from lab.learning.rows import LEARNING
 from offbeat.config import Config, examine, parse
-from offbeat.config.toml_file import load
+from offbeat.config.parsing import load
 from offbeat.experience.index import Columns
 from offbeat.experience.modes import Replay
 from offbeat.experience.sampler import Draw, Sampler, SamplerLimits, Waiting

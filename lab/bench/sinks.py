@@ -17,7 +17,6 @@ from lab.figures import ROOT, Figure, command_parser, machine, record
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
 from offbeat.run.sinks import curves_of, plain_curves_of, values_of
-from offbeat.run.sinks.trackers import flat_settings
 from tests.fixtures import trackers
 from tests.fixtures.processes import OFFBEAT
 from tests.fixtures.tiny_model import save_model
@@ -100,7 +99,7 @@ def figure(package: str, run: RunDirectory) -> Figure:
     held: Held = reader(run.path) if package in ("tensorboard", "wandb") else reader()
     wanted = expected(run, plain=package == "mlflow")
     wrong = differences(wanted, held)
-    settings = flat_settings(run)
+    settings = run.config().settings
     tables = {setting.partition(".")[0] for setting in settings}
     config = settings.keys() <= held.config.keys() or tables <= held.config.keys()
     samples = "step" in held.samples and "reward" in held.samples

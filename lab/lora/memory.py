@@ -11,7 +11,7 @@ import torch
 from lab.bench.memory_estimate import HOW, Arm, measure, worst_ratio
 from lab.figures import Figure, command_parser, record
 from lab.fixtures import smollm2
-from offbeat.config.adapter import LINEAR_LAYERS
+from offbeat.config.sections import LINEAR_LAYERS
 from offbeat.trainer.estimate import StepShape
 from offbeat.weights.adapter import AdapterSpec
 

@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Final
 
 from lab.site.lines import fill, items
-from offbeat.config.synonyms import Synonym, synonyms
+from offbeat.config.knobs import Synonym, synonyms
 from offbeat.metrics import METRICS
 from offbeat.run.sinks.values import TRL_NAMES, Value, curves_of, plain_curves_of
 

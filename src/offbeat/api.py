@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from offbeat.config import Config, examine
 from offbeat.config.objective import OWN_OBJECTIVE
-from offbeat.config.parsing import with_tables
-from offbeat.config.toml_file import TomlFile, key_paths
+from offbeat.config.parsing import TomlFile, key_paths, with_tables
 from offbeat.drive import Callback, drive
 from offbeat.errors import ConfigError, HubError, RunError
 from offbeat.from_python import described, own_settings, remove_task

@@ -265,6 +265,12 @@ def suggest_nearest(word: str, valid: Iterable[str]) -> str:
     'valid: grpo, dapo'
     """
     known = list(valid)
-    close = get_close_matches(word, known, n=3, cutoff=0.6)
+    close = nearest(word, known)
+    return f"valid: {', '.join(known)}" if close is None else f"did you mean {close!r}?"
+
+
+def nearest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the valid name that is most like a word, or None if none is as similar as `cutoff`."""
+    close = get_close_matches(word, valid, n=3, cutoff=cutoff)
     close.sort(key=lambda name: sorted(name) != sorted(word))  # swapped letters are the likeliest slip
-    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(known)}"
+    return close[0] if close else None

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from offbeat.config import Config
 from offbeat.config.axes import objective_table
+from offbeat.config.knobs import place
 from offbeat.config.objective import OWN_OBJECTIVE
 from offbeat.config.parsing import with_tables
-from offbeat.config.synonyms import place
 from offbeat.errors import ConfigError, TaskError
 from offbeat.imports import missing_modules
 from offbeat.objective.spec import Objective

@@ -10,7 +10,7 @@ from lab.site.commands import commands, faults
 from offbeat.cli.init import OWN, PLACES, annotated, facts, next_commands, recipes
 from offbeat.cli.main import app
 from offbeat.config import parse
-from offbeat.config.toml_file import load
+from offbeat.config.parsing import load
 from offbeat.tasks.task import make
 from tests.fixtures.tiny_model import save_model, save_tokenizer
 

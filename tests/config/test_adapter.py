@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from offbeat.cli.main import app
 from offbeat.config import examine, parse
-from offbeat.config.adapter import LINEAR_LAYERS
+from offbeat.config.sections import LINEAR_LAYERS
 from offbeat.errors import ConfigError
 from tests.fixtures.tiny_model import save_model
 

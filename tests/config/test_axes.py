@@ -9,7 +9,7 @@ import torch
 
 from offbeat.config import Config, examine, parse
 from offbeat.config.axes import KINDS, objective_table
-from offbeat.config.toml_file import load
+from offbeat.config.parsing import load
 from offbeat.errors import ConfigError
 from offbeat.objective.credit import advantages
 from offbeat.objective.losses import importance_weights, passes

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from offbeat.config import Config, examine, parse
-from offbeat.config.toml_file import load
+from offbeat.config.parsing import load
 from offbeat.errors import ConfigError
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import (

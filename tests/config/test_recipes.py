@@ -15,7 +15,7 @@ from lab.site.commands import commands, faults
 from offbeat.cli.init import annotated, facts, recipes
 from offbeat.cli.main import app
 from offbeat.config import Config
-from offbeat.config.toml_file import load
+from offbeat.config.parsing import load
 from offbeat.placement.hardware import GIB, Hardware
 from offbeat.placement.nearest import plan_devices
 from offbeat.placement.shape import ModelShape

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.config import examine
-from offbeat.config.knobs import knobs
-from offbeat.config.synonyms import place, suggest_setting, synonyms
+from offbeat.config.knobs import knobs, place, suggest_setting, synonyms
 
 
 @pytest.mark.parametrize(
@@ -31,6 +30,8 @@ from offbeat.config.synonyms import place, suggest_setting, synonyms
         ("sync_every", "sync.every"),
         ("sampler_.mode", "sampler.mode"),
         ("optimiser.learning_rate", "optimizer.learning_rate"),
+        ("driftt", "sync.drift_budget"),
+        ("checkpoint.every", "trainer.save_every"),
     ],
 )
 def test_a_key_that_is_not_a_setting_leads_to_the_one_that_was_meant(key: str, setting: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.config.toml_file import TomlFile, load
+from offbeat.config.parsing import TomlFile, load
 from offbeat.errors import ConfigError
 
 FILE = '''# a comment with key = 3
@@ -84,6 +84,14 @@ def test_a_setting_is_toml_or_else_text(setting: str, value: object, tmp_path: P
     for part in setting.split("=")[0].strip().split("."):
         found = found[part] if isinstance(found, dict) else getattr(found, part)
     assert found == value
+
+
+def test_problems_are_listed_in_the_order_of_their_lines(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("steps = 0\nstps = 3\nseed = 1.5\n[sync]\nevry = 2")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert [problem.split(":")[1] for problem in caught.value.problems] == ["1", "2", "3", "5"]
 
 
 def test_a_later_setting_wins_and_a_wrong_one_is_named(tmp_path: Path) -> None:

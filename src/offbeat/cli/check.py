@@ -154,7 +154,7 @@ def _rounding(config: "Config") -> list[str]:
 
 def _adapter(config: "Config") -> list[str]:
     """Say what is trained beside a frozen model, and whether the learning rate suits it."""
-    from offbeat.config.adapter import FULL_RATE
+    from offbeat.config.sections import FULL_RATE
 
     adapter, rate = config.adapter, config.optimizer.learning_rate
     if not adapter.rank:

@@ -24,7 +24,7 @@ def quickstart(
     """
     typer.echo("a tiny model learns one-digit sums off-policy, in about three minutes on two CPU cores")
     from offbeat.cli.train import drive
-    from offbeat.config.toml_file import load
+    from offbeat.config.parsing import load
     from offbeat.errors import RunError
     from offbeat.run.directory import RunDirectory
 

@@ -6,11 +6,10 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from offbeat.config.adapter import AdapterConfig
 from offbeat.config.axes import OWN
 from offbeat.config.objective import ObjectiveConfig
-from offbeat.config.replays import possible_replays
 from offbeat.config.sections import (
+    AdapterConfig,
     ClusterConfig,
     EngineConfig,
     EvaluationConfig,
@@ -28,6 +27,7 @@ from offbeat.config.sections import (
     WorkersConfig,
 )
 from offbeat.imports import is_reference
+from offbeat.types import Json
 
 RETIRE_DRIFT: Final = 0.2
 """Drift at which a replayed group is retired by default: a fifth of the probability has moved elsewhere."""
@@ -69,6 +69,17 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     run: RunConfig = RunConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    @property
+    def settings(self) -> dict[str, Json]:
+        """Every setting by its full name, such as `sync.every`."""
+        found: dict[str, Json] = {}
+        for name, value in self.model_dump(mode="json").items():
+            if isinstance(value, dict):
+                found |= {f"{name}.{key}": inner for key, inner in value.items()}
+            else:
+                found[name] = value
+        return found
 
     @property
     def asks(self) -> bool:
@@ -230,3 +241,35 @@ class Config(Section):
             age=self.retire_age,
             every=self.longest,
         )
+
+
+def possible_replays(
+    steps: int, *, batch: int, wanted: int, uses: int, cooldown: int, age: int, every: int
+) -> list[int]:
+    """Return how many past groups each step of a run can draw at most.
+
+    The groups of a step share a version. They may be drawn again after `cooldown` steps, until the version is `age`
+    steps old or they were used `uses` times. What retires first is drawn first, which no other order can beat. A step
+    that lacks past groups generates fresh ones instead. Measured drift may retire groups earlier.
+
+    >>> possible_replays(5, batch=8, wanted=4, uses=4, cooldown=0, age=200, every=1)
+    [0, 4, 4, 4, 4]
+    >>> possible_replays(5, batch=8, wanted=4, uses=4, cooldown=5, age=3, every=4)   # retired before they may be drawn
+    [0, 0, 0, 0, 0]
+    """
+    # Groups that are interchangeable, as [version, step of the last draw, uses left, number of groups].
+    pool: list[list[int]] = []
+    drawn = []
+    for k in range(steps):
+        version = k - k % every
+        pool = [one for one in pool if one[2] > 0 and k - one[0] <= age]
+        missing, used = wanted, []
+        for one in sorted(pool):
+            if one[1] < k - cooldown and missing:
+                taken = min(missing, one[3])
+                one[3] -= taken
+                missing -= taken
+                used.append([one[0], k, one[2] - 1, taken])
+        drawn.append(wanted - missing)
+        pool = [one for one in pool if one[3]] + used + [[version, k, uses - 1, batch - drawn[-1]]]
+    return drawn

@@ -1,6 +1,6 @@
 """Settings that are valid by themselves and conflict with each other. No torch.
 
-Every message starts with the key of a setting, so that `toml_file.py` can add its line, and ends with what to do.
+Every message starts with the key of a setting, so that `parsing.py` can add its line, and ends with what to do.
 """
 
 from collections.abc import Callable, Iterable

@@ -3,12 +3,12 @@
 The docstring under a setting says what it does and when to change it.
 """
 
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
 
-from offbeat.config.engine_arguments import refusals
 from offbeat.config.parts import ENGINES, SINKS, Named
 from offbeat.hub import model_directory
 
@@ -17,6 +17,45 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 FROM_TOML = Field(strict=False)
 """For choices and pairs, which TOML writes as text and lists."""
+ALL_LINEAR: Final = "all-linear"
+LINEAR_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of a block in models of the Llama family. The output head is not one of them."""
+FULL_RATE: Final = 5e-6
+"""A learning rate up to this one looks like a rate for training all weights."""
+ALPHA: Final = 32.0
+ENGINE_ARGUMENTS: Final = frozenset((
+    "all2all_backend", "async_scheduling", "attention_backend", "attention_config", "block_size",
+    "collect_detailed_traces", "compilation_config", "cpu_distributed_timeout_seconds", "cudagraph_capture_sizes",
+    "cudagraph_metrics", "disable_cascade_attn", "disable_custom_all_reduce", "disable_hybrid_kv_cache_manager",
+    "distributed_timeout_seconds", "enable_chunked_prefill", "enable_cumem_allocator", "enable_dbo", "enable_eplb",
+    "enable_expert_parallel", "enable_flashinfer_autotune", "enable_layerwise_nvtx_tracing",
+    "enable_logging_iteration_details", "enable_mfu_metrics", "enforce_eager", "eplb_config",
+    "expert_placement_strategy", "gdn_prefill_backend", "ignore_patterns", "ir_op_priority", "jit_monitor_mode",
+    "jit_monitor_verbose", "kda_decode_backend", "kda_prefill_backend", "kernel_config", "kv_cache_memory_bytes",
+    "kv_cache_metrics", "kv_cache_metrics_sample", "kv_offloading_backend", "kv_offloading_size",
+    "language_model_only", "limit_mm_per_prompt", "linear_backend", "log_config_file", "log_level",
+    "logging_config", "long_prefill_token_threshold", "mamba_backend", "mamba_block_size", "mamba_cache_mode",
+    "mamba_config", "max_cudagraph_capture_size", "max_num_active_seqs", "max_num_batched_tokens",
+    "max_num_queued_reqs", "max_num_queued_tokens", "max_num_scheduled_tokens", "max_parallel_loading_workers",
+    "moe_backend", "num_gpu_blocks_override", "numa_bind", "numa_bind_cpus", "numa_bind_nodes",
+    "optimization_level", "otlp_traces_endpoint", "performance_mode", "prefill_schedule_interval",
+    "prefix_cache_retention_interval", "profiler_config", "pt_load_map_location", "renderer_num_workers",
+    "safetensors_load_strategy", "safetensors_prefetch_block_size", "safetensors_prefetch_num_threads",
+    "scheduler_reserve_full_isl", "scheduling_policy", "served_model_name", "shutdown_timeout", "skip_mm_profiling",
+    "sleep_mode_offload_cudagraph", "sparse_indexer_topk_backend", "ubatch_size", "use_tqdm_on_load", "watermark",
+))  # fmt: skip
+"""What `engine.extra` may set of vLLM: arguments about speed, memory and logs. Any other could change which tokens are
+sampled or their log-probs, without an error, or run code and processes that offbeat does not know of."""
+ARGUMENT_SETTINGS: Final = {
+    "model": "model.path",
+    "dtype": "model.serve",
+    "max_model_len": "engine.max_prompt_tokens and sampling.max_tokens",
+    "max_num_seqs": "workers.groups_at_once and group_size",
+    "gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "tensor_parallel_size": "engine.tensor_parallel",
+    "seed": "seed",
+}
+"""Engine arguments of vLLM that have a setting of their own."""
 
 
 class Section(BaseModel):
@@ -141,6 +180,51 @@ class ModelConfig(Section):
         return model_directory(self.path, self.revision)
 
 
+class AdapterConfig(Section):
+    """[adapter]: a low-rank adapter (LoRA): two small matrices beside each linear layer. Only they are trained."""
+
+    rank: Annotated[int, Field(ge=0)] = 0
+    """The inner size of the two matrices; 0 trains all weights. Reinforcement learning needs little: 8 is a good start,
+    and ranks from 1 to 32 are reported to learn like full training. Raise it if the run learns more slowly than
+    without an adapter."""
+    alpha: Annotated[float, Field(gt=0)] = ALPHA
+    """The product of the matrices is multiplied by alpha / rank. Leave it and tune the learning rate: with this factor
+    the best rate hardly depends on the rank."""
+    targets: str | Annotated[tuple[str, ...], FROM_TOML] = ALL_LINEAR
+    """The layers that get matrices: `all-linear` is every linear layer but the output head, or a list of names such as
+    `["q_proj", "v_proj"]`. Fewer layers save little memory and learn less."""
+
+    @field_validator("targets")
+    @classmethod
+    def _names(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        names = (targets,) if isinstance(targets, str) else targets
+        if targets == ALL_LINEAR:
+            return targets
+        if odd := [name for name in names if not re.fullmatch(r"[A-Za-z0-9_]+", name)]:
+            raise ValueError(
+                f"holds {odd[0]!r}, which is not the name of a layer; patterns and paths are not supported, because "
+                'engines read them differently: write names such as ["q_proj", "v_proj"], or "all-linear"'
+            )
+        if isinstance(targets, str):
+            raise ValueError(f'is one name; write a list, ["{targets}"], or "all-linear"')
+        if not targets or len(set(targets)) < len(targets):
+            raise ValueError('is empty or names a layer twice; write names such as ["q_proj", "v_proj"]')
+        return targets
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the layers."""
+        return LINEAR_LAYERS if isinstance(self.targets, str) else self.targets
+
+    def problems(self) -> list[str]:
+        """Return the settings that have no effect without a rank."""
+        if self.rank:
+            return []
+        found = [f"adapter.alpha = {self.alpha:g}"] if self.alpha != ALPHA else []
+        found += [f"adapter.targets = {list(self.targets)}"] if not isinstance(self.targets, str) else []
+        return [f"{one} has no effect without adapter.rank; set adapter.rank = 8, or remove it" for one in found]
+
+
 class TaskConfig(Section):
     """[task]: where prompts come from and how answers are scored."""
 
@@ -176,13 +260,22 @@ class EngineConfig(Section):
     """GPUs of each vLLM engine, which split every layer between them. Raise it if the model does not fit on one GPU. It
     must divide the model's attention heads."""
     extra: dict[str, Any] = {}
-    """More engine arguments of vLLM, passed on as they are: `extra = { max_num_batched_tokens = 8192 }`. Arguments that
-    would change what is sampled, or that offbeat sets itself, are refused. Your own engine may take any."""
+    """More engine arguments of vLLM, passed on as they are: `extra = { max_num_batched_tokens = 8192 }`. Only those
+    about speed, memory and logs are accepted. Your own engine may take any."""
 
     @field_validator("extra")
     @classmethod
     def _allowed(cls, extra: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if (refused := refusals(extra)) and info.data.get("kind") in ENGINES:
+        if info.data.get("kind") not in ENGINES:
+            return extra
+        refused = [
+            f"{name} has a setting of its own: {ARGUMENT_SETTINGS[name]}"
+            if name in ARGUMENT_SETTINGS
+            else f"{name} is not one of those about speed, memory and logs"
+            for name in extra
+            if name not in ENGINE_ARGUMENTS
+        ]
+        if refused:
             raise ValueError(f"sets arguments that it may not: {'; '.join(refused)}; remove them")
         return extra
 

@@ -11,7 +11,7 @@ from offbeat.reports.differences import differences
 from offbeat.reports.intervals import Curve, interval, mean_curve
 from offbeat.reports.live import bottleneck
 from offbeat.reports.plot import Plot, Series
-from offbeat.reports.pools import SeedPool, differing_settings, flatten, pool_seeds
+from offbeat.reports.pools import SeedPool, differing_settings, pool_seeds
 from offbeat.reports.record import RunRecord
 from offbeat.types import Json
 from offbeat.words import duration, size
@@ -37,7 +37,7 @@ class Comparison:
 
 def compare(runs: Sequence[RunRecord]) -> Comparison:
     pools = pool_seeds([(run.name, run.config, run) for run in runs])
-    configs = [flatten(pool.runs[0].config) for pool in pools]
+    configs = [pool.runs[0].config.settings for pool in pools]
     return Comparison(
         _conclusion(pools),
         [pool.name for pool in pools],

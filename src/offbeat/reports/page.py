@@ -25,7 +25,7 @@ from offbeat.reports.groups import GroupView, contrast_shares
 from offbeat.reports.history import RunState
 from offbeat.reports.live import bottleneck
 from offbeat.reports.plot import Plot, Series, draw, draw_stack, values
-from offbeat.reports.pools import flatten, name_runs
+from offbeat.reports.pools import name_runs
 from offbeat.reports.record import RunRecord
 from offbeat.run.directory import RunDirectory
 from offbeat.storage.files import write_atomically
@@ -184,8 +184,8 @@ def _shares(amounts: Mapping[str, float]) -> list[tuple[str, float, float]]:
 
 def _settings(config: Config) -> list[tuple[str, Json, bool]]:
     """Return every setting, its value, and True if it differs from the default."""
-    default = flatten(Config())
-    return [(key, value, value != default.get(key)) for key, value in flatten(config).items()]
+    default = Config().settings
+    return [(key, value, value != default.get(key)) for key, value in config.settings.items()]
 
 
 def _make_visible(value: object) -> object:

@@ -24,17 +24,6 @@ class SeedPool(Generic[Item]):
     runs: Sequence[Item]
 
 
-def flatten(config: Config) -> dict[str, Json]:
-    """Return every setting by its full name, for example `sync.every`."""
-    found: dict[str, Json] = {}
-    for key, value in config.model_dump(mode="json").items():
-        if isinstance(value, dict):
-            found |= {f"{key}.{name}": inner for name, inner in value.items()}
-        else:
-            found[key] = value
-    return found
-
-
 def differing_settings(configs: Sequence[Mapping[str, Json]]) -> list[str]:
     """Return the settings, except the seed, that are not the same in all configurations.
 
@@ -59,7 +48,7 @@ def pool_seeds(named: Sequence[tuple[str, Config, Item]]) -> list[SeedPool[Item]
 
 
 def _without_seed(config: Config) -> str:
-    return json.dumps(flatten(config) | {"seed": None}, sort_keys=True)
+    return json.dumps(config.settings | {"seed": None}, sort_keys=True)
 
 
 def _common_prefix(names: Sequence[str]) -> str:
@@ -98,7 +87,7 @@ def name_runs(paths: Sequence[Path], configs: Sequence[Config], names: Sequence[
     defaults = _directory_names(paths)
     chosen = [given or default for given, default in zip(names or [""] * len(paths), defaults, strict=True)]
     for name in dict.fromkeys(chosen):
-        some = [flatten(config) for config, own in zip(configs, chosen, strict=True) if own == name]
+        some = [config.settings for config, own in zip(configs, chosen, strict=True) if own == name]
         if different := differing_settings(some):
             raise RunError(f"the runs named {name!r} differ in {', '.join(different[:5])}; give them different names")
     return chosen

@@ -32,8 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.config import Config, parse
-from offbeat.config.recorded import translate
-from offbeat.config.toml_file import apply_setting
+from offbeat.config.parsing import apply_setting, translate
 from offbeat.errors import RunError
 from offbeat.experience.ledger import OwnRun
 from offbeat.storage.files import FileLock, LockHeld, write_atomically

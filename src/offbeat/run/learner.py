@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from offbeat.config import Config, examine
-from offbeat.config.recorded import translate
+from offbeat.config.parsing import translate
 from offbeat.errors import RunError
 from offbeat.run.build_trainer import make_trainer
 from offbeat.run.directory import RunDirectory

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from offbeat.config import Config, parse
-from offbeat.config.recorded import translate
+from offbeat.config.parsing import translate
 from offbeat.errors import OffbeatError
 from offbeat.events import EventKind
 from offbeat.run.directory import RunDirectory, RunLock

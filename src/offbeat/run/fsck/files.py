@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from offbeat.config import parse
-from offbeat.config.recorded import translate
+from offbeat.config.parsing import translate
 from offbeat.errors import ConfigError
 from offbeat.events import EventKind
 from offbeat.experience.index_files import damaged_files

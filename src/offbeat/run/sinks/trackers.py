@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 from offbeat.run.directory import RunDirectory
 from offbeat.run.sinks.samples import COLUMNS, Sample
 from offbeat.run.sinks.values import Value, curves_of, plain_curves_of
-from offbeat.types import Json
 
 PROJECT = "offbeat"
 """Where runs go unless the package's own environment variable names another project."""
@@ -36,7 +35,7 @@ def tensorboard(run_path: Path) -> PackageSink:
     """Write event files to `tensorboard/` of the run directory."""
     directory = RunDirectory(run_path)
     writer = import_module("torch.utils.tensorboard").SummaryWriter(str(directory.path / "tensorboard"))
-    settings = [(f"`{key}`", f"`{json.dumps(value)}`") for key, value in flat_settings(directory).items()]
+    settings = [(f"`{key}`", f"`{json.dumps(value)}`") for key, value in directory.config().settings.items()]
     writer.add_text("config", _markdown(("setting", "value"), settings), 0)
 
     def write(step: int, values: Sequence[Value]) -> None:
@@ -137,22 +136,9 @@ def _mlflow_run(client: Any, param: Callable[[str, str], object], directory: Run
         client.update_run(begun[0].info.run_id, status="RUNNING")
         return str(begun[0].info.run_id)
     begun = client.create_run(experiment, run_name=directory.path.resolve().name, tags={"offbeat.run": mark})
-    settings = [param(key, json.dumps(value)) for key, value in flat_settings(directory).items()]
+    settings = [param(key, json.dumps(value)) for key, value in directory.config().settings.items()]
     client.log_batch(begun.info.run_id, params=settings)
     return str(begun.info.run_id)
-
-
-def flat_settings(directory: RunDirectory) -> dict[str, Json]:
-    """Return the run's configuration as one table: "optimizer.learning_rate" and its value."""
-
-    def flatten(table: Mapping[str, Json], prefix: str) -> dict[str, Json]:
-        found: dict[str, Json] = {}
-        for name, value in table.items():
-            inner = isinstance(value, Mapping) and not prefix
-            found |= flatten(value, f"{name}.") if inner else {prefix + name: value}  # type: ignore[arg-type]
-        return found
-
-    return flatten(directory.config().model_dump(mode="json"), "")
 
 
 def _unique_name(directory: RunDirectory) -> str:
