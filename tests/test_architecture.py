@@ -81,9 +81,9 @@ def test_help_answers_without_torch() -> None:
 
 LINES_OF_A_FILE = 600
 FILES_OF_A_FOLDER = 18
-CROWDED = {"cli": 20, "reports": 21, "run": 32, "trainer": 20}
+CROWDED = {"cli": 20, "reports": 21, "run": 32}
 """Folders that still have more files than they may. The numbers only fall."""
-BUDGET = 44_600
+BUDGET = 43_845
 """Lines of `src`. Lower it when code goes away; a change that raises it says in docs/log.md what a user got for it."""
 
 

@@ -10,12 +10,15 @@ from transformers import AutoModelForCausalLM
 
 from lab.figures import Figure
 from lab.fixtures import smollm2
+from offbeat.config import parse
 from offbeat.objective.presets import PRESETS
 from offbeat.placement.hardware import cpu_products
-from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
+from offbeat.placement.memory import rank_memory
+from offbeat.placement.shape import ModelShape
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings
 from offbeat.trainer.trainer import StepSettings, Trainer
+from offbeat.trainer.worst_case import StepShape, check_worst_case
 from offbeat.weights.adapter import AdapterSpec
 from tests.fixtures.memory import peak_bytes, reset_peak, resident_bytes, return_freed_memory
 from tests.fixtures.processes import Send, Work, run_to_end
@@ -72,6 +75,21 @@ class Peak:
         return f"{self.estimate / 2**30:.2f} of {self.tensors / 2**30:.2f} GiB, resident {self.resident / 2**30:.2f}"
 
 
+def estimated(arm: Arm) -> int:
+    """Return the bytes of a rank by the one model of memory."""
+    config = parse(
+        {
+            "model": {"path": str(smollm2.directory()), "compute": str(arm.dtype).removeprefix("torch.")},
+            "group_size": arm.shape.group,
+            "sampling": {"max_tokens": arm.shape.completion},
+            "engine": {"max_prompt_tokens": arm.shape.prompt},
+            "trainer": {"token_budget": arm.token_budget, "checkpoint_activations": arm.checkpoint_activations},
+            "adapter": {"rank": arm.adapter.rank} if arm.adapter else {},
+        }
+    )
+    return rank_memory(config, ModelShape.read(smollm2.directory()), shards=1, on_cpu=True).peak
+
+
 def measure(arm: Arm) -> Peak:
     """Measure an arm in two processes."""
     [first], [second] = (run_to_end(_measuring(arm, exact=exact)) for exact in (True, False))
@@ -91,7 +109,7 @@ def _measuring(arm: Arm, *, exact: bool) -> Work:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         products = getattr(torch, cpu_products(str(arm.dtype).removeprefix("torch.")))
         warm = small_trainer(compute=products, dtype=products, adapter=arm.adapter)
-        check_worst_case(warm, SMALL, estimate_memory(warm, SMALL))  # reads the code of libraries from disk
+        check_worst_case(warm, SMALL)  # reads the code of libraries from disk
         before = resident_bytes()
         model = AutoModelForCausalLM.from_pretrained(smollm2.directory(), dtype=arm.dtype).to(products)
         policy_model = PolicyModel(model, checkpoint_activations=arm.checkpoint_activations, adapter=arm.adapter)
@@ -100,10 +118,9 @@ def _measuring(arm: Arm, *, exact: bool) -> Work:
         trainer = Trainer(policy_model, MasterAdamW(policy_model, OptimizerSettings(), rounds_to), settings)
         for tensor in trainer.optimizer.tensors().values():
             tensor.add_(0)  # before the first write, moments have no pages
-        estimate = estimate_memory(trainer, arm.shape)
         reset_peak()
-        check_worst_case(trainer, arm.shape, estimate)
-        send(f"{estimate.total} {peak_bytes() - before}")
+        check_worst_case(trainer, arm.shape)
+        send(f"{estimated(arm)} {peak_bytes() - before}")
 
     return work
 

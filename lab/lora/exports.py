@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from lab.figures import Figure, command_parser, record
 from lab.fixtures import smollm2
 from offbeat.rollout.vllm_settings import Surroundings, environment
-from offbeat.trainer.adapter_export import PROBE
-from offbeat.trainer.export import find_checkpoint
+from offbeat.trainer.export import PROBE, find_checkpoint
 from offbeat.weights.probe import Probe
 from tests.fixtures.processes import OFFBEAT
 from tests.fixtures.runs import scratch

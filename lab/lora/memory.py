@@ -12,7 +12,7 @@ from lab.bench.memory_estimate import HOW, Arm, measure, worst_ratio
 from lab.figures import Figure, command_parser, record
 from lab.fixtures import smollm2
 from offbeat.config.sections import LINEAR_LAYERS
-from offbeat.trainer.estimate import StepShape
+from offbeat.trainer.worst_case import StepShape
 from offbeat.weights.adapter import AdapterSpec
 
 ADAPTER = AdapterSpec(8, 32.0, LINEAR_LAYERS, base="")

@@ -28,7 +28,7 @@ from offbeat.config import examine
 from offbeat.config.known import Doubt
 from offbeat.experience.log import ExperienceLog
 from offbeat.objective.presets import PRESETS
-from offbeat.preflight.log_contents import LogContents, lag_evidence, log_problems
+from offbeat.preflight.checks import LogContents, lag_evidence, log_problems
 from offbeat.types import UNKNOWN, Group, Json, Score
 from tests.fixtures.groups import make_group, without_scores
 

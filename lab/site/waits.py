@@ -149,9 +149,7 @@ def estimates(short: bool) -> bool:
 
 def _ratio(what: str, settings: Mapping[str, Any], place: Path) -> float:
     from offbeat.config import parse
-    from offbeat.preflight.forecast import ModelFiles, forecast
-    from offbeat.preflight.lengths import data_lengths
-    from offbeat.preflight.speed import speed_now
+    from offbeat.preflight.forecast import ModelFiles, data_lengths, forecast, speed_now
 
     config = parse(settings)
     files = ModelFiles(Path(config.model.path))

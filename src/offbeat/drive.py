@@ -67,7 +67,7 @@ def _drive(
 
         from offbeat.imports import without_progress_bars
         from offbeat.preflight.checks import lag_findings, missing_engine
-        from offbeat.preflight.gpu.once import require_checked_gpu
+        from offbeat.preflight.gpu.machine import unchecked_line
         from offbeat.reports.live import LiveView
 
         working.next("loading offbeat")
@@ -76,9 +76,9 @@ def _drive(
         else:
             from offbeat.run.local import train
 
-    require_checked_gpu(lambda line: print(line, file=sys.stderr))
-    if progress and (line := missing_engine(config)):
-        print(line, file=sys.stderr)
+    for line in [missing_engine(config), unchecked_line()] if progress else []:
+        if line:
+            print(line, file=sys.stderr)
     config.model.directory()  # a download shows its progress before the view starts
     findings = [] if directory.events.exists() else lag_findings(config)
     stopper = Stopper()

@@ -19,8 +19,7 @@ from offbeat.config.parsing import load
 from offbeat.placement.hardware import GIB, Hardware
 from offbeat.placement.nearest import plan_devices
 from offbeat.placement.shape import ModelShape
-from offbeat.preflight.forecast import ModelFiles, forecast
-from offbeat.preflight.speed import Speed
+from offbeat.preflight.forecast import ModelFiles, Speed, forecast
 from tests.fixtures.hub import connected_to, serve_hub
 
 RECIPES = recipes()
@@ -136,7 +135,7 @@ def test_memory_and_time_of_a_recipe_are_those_of_its_device_plan(name: str) -> 
     plan = plan_devices(config, ModelShape.from_config(sizes), gpus)
     engine = plan.engines[0].share * gpus.memory_gib
     files = SimpleNamespace(config=sizes, parameters=parameters)
-    seconds = forecast(config, cast(ModelFiles, files)).seconds(Speed(100e12 * gpus.total)) * config.steps
+    seconds = forecast(config, cast("ModelFiles", files)).seconds(Speed(100e12 * gpus.total)) * config.steps
     assert facts(RECIPES[name])["needs"] == (
         f"trainer {plan.rank.peak / GIB:.1f} GiB, engine {engine:.1f} GiB of a GPU; about {seconds / 3600:.0f} h, "
         "estimated"

@@ -5,7 +5,7 @@ import pytest
 from lab.parity.advice import NO_LOG, Data, advice, allowed, combinations, follow, judge, needs_logprobs
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import Need
-from offbeat.preflight.log_contents import LogContents
+from offbeat.preflight.checks import LogContents
 
 REWARDS_ALONE = Data("none", False, True, "log", LogContents(4, 0, 4))
 

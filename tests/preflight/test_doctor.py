@@ -142,7 +142,7 @@ def test_one_check_can_be_run_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "near"), [(["--only", "sandbx"], "sandbox"), (["--gpu", "--device", "cpu", "--only", "rank"], "ranks")]
+    ("words", "near"), [(["--only", "sandbx"], "sandbox"), (["--gpu", "--device", "cpu", "--only", "flexx"], "flex")]
 )
 def test_an_unknown_check_gets_a_suggestion(words: list[str], near: str) -> None:
     result = run(app, ["doctor", *words])

@@ -6,12 +6,12 @@ import pytest
 
 from offbeat.config import parse
 from offbeat.placement import hardware
-from offbeat.preflight.forecast import ModelFiles, forecast
-from offbeat.preflight.speed import Speed
+from offbeat.preflight.forecast import ModelFiles, Speed, forecast
 from offbeat.run.build_trainer import make_trainer
-from offbeat.trainer.estimate import StepShape, estimate_memory
 from offbeat.trainer.fsdp import Ranks
+from offbeat.trainer.worst_case import StepShape
 from tests.fixtures.tiny_model import save_llama
+from tests.trainer.live_bytes import activation_bytes, held_bytes
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -27,12 +27,14 @@ def test_estimated_memory_matches_what_the_trainer_counts(checkpointed: bool, tm
         }
     )
     estimated = forecast(config, ModelFiles(tmp_path))
-    counted = estimate_memory(make_trainer(config, Ranks()), StepShape(128, 32, config.group_size)).terms
+    trainer = make_trainer(config, Ranks())
+    counted = held_bytes(trainer)
     assert estimated.parameters == sum(p.numel() for p in model.parameters())
     for term in ("master weights", "AdamW", "gradients", "reference policy"):
         assert estimated.trainer[term] == pytest.approx(counted[term], rel=1e-3)  # AdamW also stores its step counts
     if not checkpointed:
-        assert estimated.trainer["activations"] == pytest.approx(counted["activations"], rel=0.5)
+        kept = activation_bytes(trainer, StepShape(128, 32, config.group_size))
+        assert estimated.trainer["activations"] == pytest.approx(kept, rel=0.5)
 
 
 @pytest.fixture
@@ -60,7 +62,8 @@ def test_estimated_memory_of_an_adapter_matches_what_the_trainer_counts(
         }
     )
     estimated = forecast(config, ModelFiles(tmp_path))
-    counted = estimate_memory(make_trainer(config, Ranks()), StepShape(128, 32, config.group_size)).terms
+    trainer = make_trainer(config, Ranks())
+    counted = held_bytes(trainer)
     whole = sum(p.numel() for p in model.parameters())
     assert "reference policy" not in estimated.trainer and estimated.trainer["master weights"] < whole
     for term in {"master weights", "AdamW", "gradients", "frozen weights", "parameters"} & counted.keys():
@@ -68,7 +71,8 @@ def test_estimated_memory_of_an_adapter_matches_what_the_trainer_counts(
     assert ("parameters" in counted) == (compute == "bfloat16")
     narrow = compute == "bfloat16" and processor == "avx512_bf16"
     assert counted["frozen weights"] == pytest.approx(whole * (2 if narrow else 4), rel=1e-3)
-    assert estimated.trainer["activations"] == pytest.approx(counted["activations"], rel=0.5)
+    kept = activation_bytes(trainer, StepShape(128, 32, config.group_size))
+    assert estimated.trainer["activations"] == pytest.approx(kept, rel=0.5)
     assert estimated.copies["checkpoint"] == pytest.approx(3 * estimated.trainer["master weights"])
     assert estimated.copies["published weights"] == estimated.trainer["master weights"] // 2, "in bfloat16"
 

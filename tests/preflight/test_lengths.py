@@ -6,9 +6,7 @@ import pytest
 
 from offbeat.config import parse
 from offbeat.experience.log import ExperienceLog
-from offbeat.preflight.forecast import Lengths, ModelFiles, forecast
-from offbeat.preflight.lengths import data_lengths
-from offbeat.preflight.speed import Speed
+from offbeat.preflight.forecast import Lengths, ModelFiles, Speed, data_lengths, forecast
 from tests.fixtures.tiny_model import save_llama, save_tokenizer
 from tests.reports.made_run import group
 

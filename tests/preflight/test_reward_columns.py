@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.preflight.reward_columns import check_columns
+from offbeat.preflight.checks import check_columns
 from offbeat.tasks.task import custom
 
 ROWS = 'examples = [{"prompt": "1+1=", "answer": "2", "level": 3}]\n'

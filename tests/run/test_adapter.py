@@ -22,8 +22,7 @@ from offbeat.run.local import train
 from offbeat.run.loop import Loop
 from offbeat.seeds import derive
 from offbeat.tasks.task import prompt_at
-from offbeat.trainer.adapter_export import logprobs_of
-from offbeat.trainer.export import export, find_checkpoint, load_policy
+from offbeat.trainer.export import export, find_checkpoint, load_policy, logprobs_of
 from offbeat.weights.adapter import AdapterSpec, load_base_digest
 from offbeat.weights.probe import Probe
 from offbeat.weights.subscriber import Subscription

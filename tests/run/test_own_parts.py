@@ -15,7 +15,7 @@ from offbeat.errors import ConfigError, OwnPartError
 from offbeat.from_python import described
 from offbeat.imports import load_own
 from offbeat.objective.spec import Importance, Objective
-from offbeat.preflight.own_parts import check_own_parts
+from offbeat.preflight.checks import check_own_parts
 from offbeat.run.cadence import OwnCadence, PublishReason, StepEvidence
 from offbeat.run.directory import RunDirectory
 from offbeat.run.inputs import changed_inputs, digest_inputs, keep_sources

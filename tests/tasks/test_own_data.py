@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.preflight.reward_columns import check_columns
+from offbeat.preflight.checks import check_columns
 from offbeat.tasks.own_data import own_task
 from offbeat.tasks.task import Task, make
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat.trainer import dither as module
-from offbeat.trainer.dither import dither
-from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule
+from offbeat.trainer import optimizer as module
+from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule, dither
 
 RATE = 1e-5
 """A small part of half a step of the grid, 6e-5, at weights of 0.02."""
@@ -75,7 +74,7 @@ def test_values_at_the_ends_of_their_exponent_round_back_too() -> None:
 def test_slices_of_any_number_of_ranks_get_the_same_masters(
     cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BLOCK", 16)
+    monkeypatch.setattr(module, "STREAM", 16)
     whole = torch.linspace(0.1, 1.0, 100).bfloat16().float()
     slices = [whole[low:high].clone() for low, high in pairwise(cuts)]
     module._dither(whole, 0, 100, seed=5)

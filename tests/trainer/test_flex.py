@@ -14,9 +14,9 @@ from offbeat.errors import UnfusedAttention
 from offbeat.objective.presets import PRESETS
 from offbeat.trainer import flex
 from offbeat.trainer.batch import BLOCK, PADDING, PROMPT, MicroBatch, build_micro_batch, plan_micro_batches
-from offbeat.trainer.estimate import AllocatedBytes, StepShape, check_worst_case, estimate_memory
 from offbeat.trainer.forward import PolicyModel, check_model, sequence_logprobs, to_model_inputs
 from offbeat.trainer.trainer import Trained, Trainer
+from offbeat.trainer.worst_case import StepShape, check_worst_case, worst_micro_batch
 from offbeat.types import Group
 from tests.fixtures.small_trainer import digest_of
 
@@ -39,12 +39,11 @@ def packing_trainer(preset: str = "grpo", *, reference: bool = False, budget: in
     return trainer
 
 
-def test_a_trainer_that_packs_estimates_its_memory_and_takes_a_step() -> None:
+def test_a_trainer_that_packs_computes_its_worst_case_and_takes_a_step() -> None:
     trainer, shape = packing_trainer(), StepShape(prompt=8, completion=8, group=4)
     before = digest_of(trainer)
-    estimate = estimate_memory(trainer, shape)
-    worst = check_worst_case(trainer, shape, estimate)
-    assert estimate.terms["activations"] > 0 and worst.tokens == 512 and digest_of(trainer) == before
+    assert check_worst_case(trainer, shape) > 0 and digest_of(trainer) == before
+    assert worst_micro_batch(trainer, shape).token_ids_RL.size == 512
     assert isinstance(trainer.train(some_groups(1)), Trained)
 
 
@@ -142,15 +141,6 @@ def test_every_pass_over_a_micro_batch_uses_the_same_mask(monkeypatch: pytest.Mo
     monkeypatch.setattr(flex, "packed_mask", lambda *args, **kw: made.append(1) or make(*args, **kw))
     done = trainer.train(some_groups(1))
     assert isinstance(done, Trained) and done.updates == 3 and len(made) == 1
-
-
-def test_on_a_gpu_the_allocator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = {"memory_allocated": iter([100, 150]), "max_memory_allocated": iter([180]), "reset": iter([0])}
-    for name, values in peaks.items():
-        name = "reset_peak_memory_stats" if name == "reset" else name
-        monkeypatch.setattr(torch.accelerator, name, lambda device, values=values: next(values))
-    with AllocatedBytes(torch.device("cuda")) as live:
-        assert (live.now, live.peak) == (50, 80)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of torch, when it loads its own compiler

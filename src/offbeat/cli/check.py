@@ -97,9 +97,7 @@ def _particulars(config: "Config", gpus: str | None) -> list[str]:
 def _estimates(config: "Config") -> list[str]:
     from offbeat.errors import ModelUnreadable
     from offbeat.preflight.checks import model_files
-    from offbeat.preflight.forecast import forecast
-    from offbeat.preflight.lengths import data_lengths
-    from offbeat.preflight.speed import speed_now
+    from offbeat.preflight.forecast import data_lengths, forecast, speed_now
 
     try:
         files = model_files(config)
@@ -184,7 +182,7 @@ def _small_groups(config: "Config") -> list[str]:
 def _amount(config: "Config") -> str:
     """Say how many groups the run generates, or that it generates none."""
     if config.run.mode == "offline":
-        from offbeat.preflight.log_contents import offline_length
+        from offbeat.preflight.checks import offline_length
 
         length = offline_length(config)
         return f"offline, {config.steps} steps of {config.prompts_per_step} groups" + (f"; {length}" if length else "")

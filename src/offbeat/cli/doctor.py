@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def doctor(
     engine: Annotated[bool, typer.Option("--engine", help="Also start vLLM and test it; takes half a minute")] = False,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Try out all that a run on a GPU needs; takes minutes")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Try out what a run on a GPU needs; five minutes at most")] = False,
     device: Annotated[
-        Literal["cuda", "cpu"] | None, typer.Option(help="With --gpu: cpu runs the same checks without a GPU")
+        Literal["cuda", "cpu"] | None, typer.Option(help="With --gpu: cpu runs the same parts without a GPU")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Run one check, for example sandbox; can be repeated")
@@ -29,7 +29,7 @@ def doctor(
     """Check versions, extras, engines, sandbox and Ray, and show how to fix problems: `offbeat doctor --engine`.
 
     For an issue: `offbeat doctor --json doctor.json`. Before a run on a GPU: `offbeat doctor --gpu`. A single check:
-    `offbeat doctor --only sandbox`.
+    `offbeat doctor --only sandbox`, or of `--gpu` machine, flex, training or sleep.
     """
     if gpu:
         _doctor_gpu(device, json, only or [])
@@ -64,13 +64,11 @@ def _write_report(path: Path, findings: "list[Finding]") -> None:
     """Write what an issue needs: versions, the machine and every finding, without paths of this user."""
     from json import dumps
 
-    from offbeat.preflight.gpu.finding import without_paths
+    from offbeat.preflight.doctor import without_paths
     from offbeat.run.directory import environment
     from offbeat.storage.files import write_atomically
 
-    checks = [{"what": one.what, "state": one.state.value.lower(), "detail": one.detail, "fix": one.fix}
-              for one in findings]  # fmt: skip
-    report = {"machine": environment(), "checks": checks}
+    report = {"machine": environment(), "checks": [finding.to_json() for finding in findings]}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, without_paths(dumps(report, indent=1, ensure_ascii=False)).encode() + b"\n", durable=False)
     typer.echo(f"report: {path}")
@@ -84,21 +82,20 @@ def _doctor_gpu(device: str | None, report: Path | None, only: Sequence[str]) ->
         typer.echo(f"--gpu needs {', '.join(missing)}: {install_command('train')}", err=True)
         raise typer.Exit(2)
     if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = (
-            ""  # before torch is imported: engines and trainer choose a GPU if they see one
-        )
+        # Before torch is imported: engines and trainer choose a GPU if they see one.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from offbeat.placement.hardware import Hardware
-    from offbeat.preflight.gpu.session import UNITS, DoctorSession
+    from offbeat.preflight.gpu.session import PARTS, DoctorSession
 
-    _require_names(only, UNITS)
+    _require_names(only, PARTS)
     if device != "cpu" and Hardware.detect() is None:
         typer.echo(
-            "torch finds no GPU here; check `nvidia-smi`, and that torch is a CUDA build. To run the same checks "
+            "torch finds no GPU here; check `nvidia-smi`, and that torch is a CUDA build. To run the same parts "
             "without a GPU: offbeat doctor --gpu --device cpu",
             err=True,
         )
         raise typer.Exit(2)
-    session = DoctorSession(device or "cuda", only or tuple(UNITS))
+    session = DoctorSession(device or "cuda", only or tuple(PARTS))
     with Working("checking", after=SOON) as working:
         for finding in session.run():
             working.say(printable(str(finding)))
@@ -108,7 +105,7 @@ def _doctor_gpu(device: str | None, report: Path | None, only: Sequence[str]) ->
         f"{states.count(one)} {one.lower()}" for one in (FindingState.OK, FindingState.BROKEN, FindingState.SKIPPED)
     )
     typer.echo(f"{counts}; {seconds:.0f} s")
-    if session.device == "cuda" and not only:  # a run asks for all checks
+    if session.device == "cuda" and not only:  # a run asks for all parts
         session.keep()
     if report is not None:
         session.write(report)

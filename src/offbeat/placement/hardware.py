@@ -1,5 +1,6 @@
 """The GPUs that a run may use, given as text such as "4x8x80" or found here, and this CPU. No torch at import."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,3 +79,8 @@ def multiplies_bfloat16() -> bool:
     except (OSError, StopIteration):
         return True
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+
+
+def cache_directory() -> Path:
+    """Return where results are kept that hold for a whole machine: `$XDG_CACHE_HOME/offbeat`, or `~/.cache/offbeat`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "offbeat"

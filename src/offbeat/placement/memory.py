@@ -1,4 +1,6 @@
-"""How many bytes a rank of the trainer and an engine need on a GPU, from the model's shape alone. No torch.
+"""How many bytes a rank of the trainer and an engine need, from the model's shape alone: the one model of memory.
+
+Device plans, `offbeat check`, the `estimated` event and the error of a step that does not fit all use it. No torch.
 
 A rank holds its slices all the time (`held`), and in each micro-batch passes three moments, of which the largest
 decides (`moments`):
@@ -10,11 +12,14 @@ decides (`moments`):
 `lab/parity/fake_ranks.py` compares this with what torch's memory tracker counts on fake ranks, at real shapes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from offbeat.config import Config
+from offbeat.config.parts import EngineKind
+from offbeat.errors import StepOutOfMemory
 from offbeat.objective.spec import Need
 from offbeat.placement.hardware import GIB, cpu_products
 from offbeat.placement.shape import ModelShape
@@ -30,9 +35,26 @@ LOGIT_COPIES: Final = 3
 """Copies in float32 of a chunk of logits that exist at once: log-probs, probabilities and their gradient."""
 
 
+ADVICE: Final = {
+    "activations": "lower token_budget, or turn checkpoint_activations on",
+    "backward of a layer": "lower token_budget, or compute in bfloat16",
+    "logits of a chunk": "lower trainer.chunk_tokens",
+    "gradient of the head": "compute in bfloat16",
+    "gathered layers": "compute in bfloat16",
+    "reference policy": "kl_coefficient = 0 needs none",
+} | dict.fromkeys(("AdamW", "master weights", "parameters", "frozen weights", "gradients"), "train on more ranks")
+"""How to lower each term of a rank."""
+
+
 @dataclass(frozen=True)
 class RankMemory:
-    """The bytes of one rank at the peak of a step, by purpose."""
+    """The bytes of one rank at the peak of a step, by purpose.
+
+    >>> print(RankMemory({"AdamW": 8 << 30}, {"head": {"activations": 20 << 30}, "layer": {"activations": 9 << 30}}))
+    28.0 GiB at the peak of a step
+      20.0 GiB  activations: lower token_budget, or turn checkpoint_activations on
+       8.0 GiB  AdamW: train on more ranks
+    """
 
     held: Mapping[str, int]
     moments: Mapping[str, Mapping[str, int]]
@@ -48,6 +70,18 @@ class RankMemory:
         return sum(self.terms.values())
 
     @property
+    def ordered(self) -> list[tuple[str, int]]:
+        """The terms, the largest first."""
+        return sorted(self.terms.items(), key=lambda term: -term[1])
+
+    def advice(self, most: int | None = None) -> str:
+        """Return a line for each of the `most` largest terms, with the setting that lowers it."""
+        return "\n".join(f"  {size / GIB:4.1f} GiB  {name}: {ADVICE[name]}" for name, size in self.ordered[:most])
+
+    def __str__(self) -> str:
+        return f"{self.peak / GIB:.1f} GiB at the peak of a step\n{self.advice()}"
+
+    @property
     def between_steps(self) -> int:
         """Bytes between two steps, when there are no gradients."""
         return sum(size for name, size in self.held.items() if name != "gradients")
@@ -57,6 +91,29 @@ class RankMemory:
         """Bytes that can wait in host memory while the engine has its turn: masters, moments, and frozen weights."""
         masters = self.held["master weights"] if self.held.get("parameters") else 0
         return self.held["AdamW"] + masters + self.held.get("frozen weights", 0)
+
+
+@contextmanager
+def explain_memory_errors(memory: RankMemory | None) -> Iterator[None]:
+    """Turn an out-of-memory error into one that names the largest terms, if they are known, and what to change.
+
+    >>> with explain_memory_errors(RankMemory({"AdamW": 1 << 30}, {"head": {"activations": 40 << 30}})):
+    ...     raise MemoryError("tried to allocate 2.00 GiB")
+    Traceback (most recent call last):
+    ...
+    offbeat.errors.StepOutOfMemory: a step does not fit into memory (tried to allocate 2.00 GiB). Largest terms:
+      40.0 GiB  activations: lower token_budget, or turn checkpoint_activations on
+       1.0 GiB  AdamW: train on more ranks
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        typed = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+        if not typed and not (type(error) is RuntimeError and "allocate memory" in str(error)):  # torch's on CPU
+            raise
+        cause = str(error).splitlines()[0] if str(error) else "no more memory"
+        largest = f"Largest terms:\n{memory.advice(3)}" if memory else f"To need less, {ADVICE['activations']}"
+        raise StepOutOfMemory(f"a step does not fit into memory ({cause}). {largest}") from error
 
 
 def rank_memory(
@@ -176,4 +233,30 @@ def engine_memory(config: Config, shape: ModelShape) -> EngineMemory:
         workspace=ENGINE_BYTES + logits + adapters,
         per_sequence=2 * shape.layers * kv_heads * shape.head_size * serve * length,
         sequences=sequences,
+    )
+
+
+def cpu_engine_bytes(config: Config, shape: ModelShape) -> int:
+    """Return the bytes of an engine on CPU."""
+    engine, adapted = engine_memory(config, shape), bool(config.adapter.rank)
+    if EngineKind.of(config.engine.kind).batches:
+        wider = BYTES[cpu_products(config.model.serve)] // BYTES[config.model.serve]
+        copies = 1 if adapted else 2  # it loads whole weights beside those that generate
+        return copies * wider * engine.weights + config.engine.kv_cache_gib * GIB
+    # It merges an adapter into a copy of the base.
+    return (2 if adapted else 1) * engine.weights + engine.per_sequence * engine.sequences
+
+
+def host_copies(config: Config, published: int, rank: RankMemory) -> dict[str, int]:
+    """Return what the first rank holds in host memory: a checkpoint while it is written, and published weights.
+
+    `published` is their number of parameters.
+    """
+    saved = sum(rank.terms.get(name, 0) for name in ("master weights", "AdamW", "reference policy"))
+    if config.run.mode == "offline":
+        return {"checkpoint": saved}
+    state = BYTES[config.model.serve] * published
+    workers = config.workers.count if config.run.place == "local" else 0  # on Ray they have processes of their own
+    return {"checkpoint": saved, "published weights": state} | (
+        {"weights of workers": workers * state} if workers else {}
     )

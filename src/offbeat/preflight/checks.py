@@ -1,39 +1,43 @@
-"""Problems outside the configuration file that would stop a run: model, task, experience log, extras. No torch.
+"""Problems outside the configuration file that would stop a run: model, task, log, your own parts, extras. No torch.
 
 Each problem begins with the setting it is about and ends with what to do. `offbeat check` lists them all;
 `offbeat train` looks for them before it loads anything.
 """
 
+import ast
 import inspect
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 from offbeat.config import Config
-from offbeat.config.known import Doubt, LagFinding
+from offbeat.config.conflicts import conflicts
+from offbeat.config.known import Doubt, LagEvidence, LagFinding, with_preset
 from offbeat.config.parts import SINKS, EngineKind
 from offbeat.errors import (
     CannotPlace,
     HubError,
     LogError,
     ModelUnreadable,
+    OwnPartError,
     TaskError,
     UnreachableFunction,
     suggest_nearest,
 )
 from offbeat.hub import find_model, hub_name
-from offbeat.imports import EXTRAS, install_command, missing_modules, resolve
-from offbeat.objective.spec import Advantage
+from offbeat.imports import EXTRAS, install_command, load_own, missing_modules, resolve
+from offbeat.objective.presets import PRESETS
+from offbeat.objective.spec import Advantage, Need, Objective
 from offbeat.placement.hardware import Hardware
 from offbeat.placement.nearest import plan_devices
 from offbeat.placement.plan import DevicePlan, cannot_split
 from offbeat.placement.shape import ModelShape
-from offbeat.preflight.forecast import ModelFiles
-from offbeat.preflight.log_contents import LogContents, check_log, lag_evidence
-from offbeat.preflight.own_parts import check_own_parts
-from offbeat.preflight.reward_columns import check_columns
+from offbeat.preflight.forecast import ModelFiles, log_exists
 from offbeat.tasks.data import Deferred
+from offbeat.tasks.rewards import OF_TRL, Reward
 from offbeat.tasks.task import FACTORIES, OF_EVERY_TASK, Task, make
 from offbeat.tasks.tokenizer import variable_problem
 
@@ -44,6 +48,19 @@ KINDS: Final[Mapping[Any, tuple[str, tuple[type, ...]]]] = {
     str: ("text", (str,)),
 }
 """Annotations of task options: each in words, and the types that TOML gives for it."""
+TAKES: Final[Mapping[str, tuple[str, ...]]] = {
+    "objective.advantage": ("rewards_BG", "scored_BG"),
+    "objective.gate": ("ratios_NT", "advantages_N1"),
+    "objective.weight": ("ratios_NT", "advantages_N1"),
+    "sync.cadence": ("since", "publish_seconds"),
+    "engine.kind": ("config", "place"),
+    "run.sinks": ("run",),
+}
+"""The arguments with which each part is called."""
+COUNTED: Final = ("logprobs_known", "oldest_version IS NULL")
+"""Of the groups in a log: those with log-probs, and those without a version."""
+ROWS = 10_000
+"""Examples whose columns are compared with what rewards need."""
 
 
 def preflight(config: Config, *, here: bool = True) -> list[str]:
@@ -295,3 +312,188 @@ def _check_extras(config: Config) -> list[str]:
         if sink in SINKS and (module := SINKS[sink].module) and missing_modules([module]):
             found.append(f"run.sinks: {sink} is not installed: {install_command(module)}, or leave it out")
     return found
+
+
+@dataclass(frozen=True)
+class LogContents:
+    """How many groups the experience log holds that a run starts from."""
+
+    groups: int = 0
+    with_logprobs: int = 0
+    without_version: int = 0
+
+    @classmethod
+    def of(cls, config: Config) -> "LogContents":
+        """Read the log of a run; without one, there are no groups. Raises `LogError` if it cannot be read."""
+        if not config.run.experience or missing_modules(["lance"]) or not log_exists(config.run.experience):
+            return cls()
+        from offbeat.experience.schema import Tables
+
+        table = Tables.open(config.run.experience, create=False).groups
+        rows = table.rows()
+        return cls(rows, *(table.scan(0, rows, [], which).num_rows for which in COUNTED))
+
+
+def check_log(config: Config, parameters: float) -> list[str]:
+    """Check that the experience log a run starts from exists and holds what the objective needs."""
+    uri = config.run.experience
+    if not uri or missing_modules(["lance"]):
+        return []
+    if not log_exists(uri):
+        if config.run.mode != "offline":
+            return []  # a run that generates creates it
+        return [
+            f"run.experience = {uri!r} is not an experience log; make one with `offbeat import FILE --into {uri} …`"
+        ]
+    try:
+        return log_problems(config, LogContents.of(config), parameters)
+    except LogError as error:
+        return [f"run.experience = {uri!r}: {error}"]
+
+
+def log_problems(config: Config, log: LogContents, parameters: float) -> list[str]:
+    """Return what is missing in a log with these contents."""
+    uri, preset, offline = config.run.experience, config.objective.preset, config.run.mode == "offline"
+    if not log.groups and offline:
+        return [f"run.experience = {uri!r} holds no groups; add some with `offbeat import FILE --into {uri} …`"]
+    replays = offline or config.sampler.mode == "replay"
+    if not (replays and log.groups and not log.with_logprobs and Need.BEHAVIOR in config.objective.resolve().needs):
+        return []
+    suitable = []
+    for name, one in PRESETS.items():
+        changed = with_preset(config, name)
+        lost = not config.accept and lag_evidence(changed, log, parameters).losing_row() is not None
+        if Need.BEHAVIOR not in one.objective.needs and not lost and not conflicts(changed):
+            suitable.append(name)
+    way = f"choose one of {', '.join(suitable)}, which need none" if suitable else "use a log with log-probs"
+    return [
+        f"objective.preset = {preset!r} needs the behavior policy's log-probs, but none of the {log.groups} groups in "
+        f"{uri} has them; {way}"
+    ]
+
+
+def lag_evidence(config: Config, log: LogContents, parameters: float) -> LagEvidence:
+    """Return the evidence about a run's lag. Groups without a version may have any age."""
+    any_age = log.without_version > 0 and config.run.mode != "offline"
+    return LagEvidence(config, parameters, any_age, logprobs=log.with_logprobs > 0 or not log.groups)
+
+
+def offline_length(config: Config) -> str:
+    """Say how many steps the log of an offline run holds; empty if that is not known.
+
+    With `sampler.epochs` left out, the log is never used up.
+    """
+    uri, batch, epochs = config.run.experience, config.prompts_per_step, config.sampler.epochs
+    if config.run.mode != "offline" or missing_modules(["lance"]) or not log_exists(uri):
+        return ""
+    from offbeat.experience.reader import LogReader
+
+    ripe = LogReader.open(uri).index_since(None)[0].ripe
+    groups, waiting = int(ripe.sum()), int((~ripe).sum())
+    later = f"; {waiting} more wait for a score (`offbeat log pending {uri}`)" if waiting else ""
+    if not groups:
+        return f"{uri}: no group has its scores yet{later}"
+    if epochs is None:
+        passes = config.steps * min(batch, groups) / groups
+        return f"{uri}: {groups} groups, so {config.steps} steps are {passes:.3g} passes over them{later}"
+    steps = -(-groups * epochs // batch) if groups >= batch else epochs
+    sum_ = f"{groups} groups × {epochs} epochs ÷ {batch} = {steps} steps"
+    if groups < batch:
+        sum_ = f"{groups} groups, all in one batch, × {epochs} epochs = {steps} steps"
+    asked = "" if steps >= config.steps else f"; you asked for {config.steps}, and the run ends when the log is used up"
+    return f"{uri}: {sum_}{asked}{later}"
+
+
+def check_columns(task: Task, name: str) -> list[str]:
+    """Return one problem for each column that a reward function needs and some examples do not have.
+
+    A function that only raises is a problem too: nobody has written it yet.
+    """
+    examples = task.examples[: min(ROWS, len(task.examples))]
+    columns = {column for example in examples for column in example.record}
+    found = []
+    for reward in task.rewards:
+        if any(isinstance(node, ast.FunctionDef) and _only_raises(node) for node in _source(_plain(reward)).body):
+            found.append(f"task.name = {name!r}: reward {reward.name!r} is not written yet: it only raises; write it")
+        for column in sorted(set(_needed(reward))):
+            without = [example.id for example in examples if column not in example.record]
+            if not without:
+                continue
+            near = suggest_nearest(column, sorted(columns - {"prompt", column}) or ["prompt"])
+            lack = "the data does not have" if column not in columns else f"{_some(without)} do not have"
+            found.append(
+                f"task.name = {name!r}: reward {reward.name!r} names the column {column!r}, which {lack}; {near}"
+            )
+    return found
+
+
+def _some(ids: Sequence[str]) -> str:
+    return f"{len(ids)} of the rows ({', '.join(ids[:3])}{', …' if len(ids) > 3 else ''})"
+
+
+def _needed(reward: Reward) -> Iterator[str]:
+    """Yield the columns that a function cannot do without, as far as its source tells."""
+    function = _plain(reward)
+    if reward.trl:
+        for one in inspect.signature(reward.function).parameters.values():
+            if one.kind is not one.VAR_KEYWORD and one.default is one.empty and one.name not in OF_TRL:
+                yield one.name
+    parameters = list(inspect.signature(function).parameters.values())
+    mapping = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), None) if reward.trl else (
+        parameters[1].name if len(parameters) > 1 else None
+    )  # fmt: skip
+    for node in ast.walk(_source(function)):
+        match node:
+            case ast.Subscript(ast.Name(id=name), ast.Constant(value=str(column)), ast.Load()) if name == mapping:
+                yield column
+
+
+def _plain(reward: Reward) -> Callable[..., object]:
+    """Return the function itself, without partials and wrappers."""
+    function: Callable[..., object] = inspect.unwrap(getattr(reward.function, "func", reward.function))
+    return function
+
+
+def _source(function: Callable[..., object]) -> ast.Module:
+    """Return the syntax tree of a function; an empty one for a builtin, or a function without a source."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])
+
+
+def _only_raises(function: ast.FunctionDef) -> bool:
+    return isinstance(function.body[-1], ast.Raise) and all(isinstance(one, ast.Expr) for one in function.body[:-1])
+
+
+def check_own_parts(config: Config) -> list[str]:
+    """Load every part of your own and check that it takes its arguments."""
+    found = []
+    for setting, reference in config.own_parts:
+        try:
+            if problem := _own_part_problem(setting, load_own(reference)):
+                found.append(f"{setting} = {reference!r} {problem}")
+        except OwnPartError as error:
+            found.append(f"{setting} = {reference!r}: {error}")
+    return found
+
+
+def _own_part_problem(setting: str, part: object) -> str:
+    if setting == "objective.preset":
+        return "" if isinstance(part, Objective) else f"is a {type(part).__name__}, not an Objective"
+    call, arguments = part, TAKES[setting]
+    if setting == "sync.cadence":
+        try:
+            call = getattr(part() if inspect.isclass(part) else part, "due", None)
+        except TypeError as error:
+            return f"cannot be made without arguments ({error}); give its fields defaults, or name an object of it"
+    if not callable(call):
+        method = "has no method due" if setting == "sync.cadence" else f"is {part!r:.40}, not a function"
+        return f"{method}; it is called with ({', '.join(arguments)})"
+    try:
+        inspect.signature(call).bind(*arguments)
+    except TypeError as error:
+        return f"cannot be called with ({', '.join(arguments)}): {error}"
+    except ValueError:
+        pass  # a function of C does not say what it takes
+    return ""

@@ -1,5 +1,7 @@
 """What this machine has for offbeat, and how to fix what it lacks: one function for each thing that is checked.
 
+What a run on a GPU needs is tried out in `gpu/`; its parts return findings, too.
+
 Nothing heavy is imported at the top: the doctor also runs where torch is missing.
 """
 
@@ -8,16 +10,17 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from offbeat import __version__
 from offbeat.errors import ProbeFailed, SandboxMissing
 from offbeat.imports import EXTRAS, install_command, missing_modules
+from offbeat.types import Json
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -57,10 +60,43 @@ class Finding:
     detail: str
     fix: str = ""
     """A command, or what to do."""
+    seconds: float = 0.0
+    """How long it took; 0 if it was not measured."""
+    numbers: Mapping[str, Json] = field(default_factory=dict)
+    log: str = ""
+    """The last lines that a broken check printed."""
 
     def __str__(self) -> str:
-        line = f"{self.state:7}  {self.what}: {self.detail}"
+        took = f" ({self.seconds:.1f} s)" if self.seconds else ""
+        line = f"{self.state:7}  {self.what}{took}: {self.detail}"
         return f"{line}\n           fix: {self.fix}" if self.fix else line
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the finding as a report has it, without paths of this user."""
+        texts = {"what": self.what, "state": self.state.lower(), "detail": self.detail, "fix": self.fix}
+        found: dict[str, Json] = {name: without_paths(text) for name, text in texts.items()}
+        if self.seconds or self.numbers:
+            found |= {"seconds": round(self.seconds, 2), "numbers": dict(self.numbers)}
+        return found | ({"log": without_paths(self.log)} if self.log else {})
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Finding":
+        """Read what `to_json` returned."""
+        state = next(one for one in FindingState if one.lower() == data["state"])
+        return cls(**{**data, "state": state})
+
+
+def without_paths(text: str) -> str:
+    """Return the text without the paths of this user.
+
+    >>> without_paths(f"{Path.home()}/runs/one/config.json is missing")
+    '~/runs/one/config.json is missing'
+    """
+    places = {sys.prefix: "<environment>", os.getcwd(): ".", tempfile.gettempdir(): "<tmp>", str(Path.home()): "~"}
+    for place, name in sorted(places.items(), key=lambda item: -len(item[0])):
+        if place != "/":
+            text = text.replace(place, name)
+    return text
 
 
 CHECKS: Final = ("offbeat", "extras", "cores", "ray", "sandbox", "hf", "vllm")

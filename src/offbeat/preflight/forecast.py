@@ -1,24 +1,34 @@
 """Memory and time of a run, estimated from the model's files before anything is loaded. No torch.
 
+    files ─ data_lengths ─ forecast: bytes by `placement/memory`, operations and calls ─ seconds at `speed_now()`
+
 The estimate answers "does it fit at all". It assumes a decoder like Llama and completions of the maximum length. The
-run itself measures before its first step (`trainer/estimate.py`).
+run itself computes its largest micro-batch before its first step (`trainer/worst_case.py`).
 """
 
+import json
 import math
+import os
+import platform
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from offbeat.config import Config
-from offbeat.config.parts import EngineKind
 from offbeat.errors import ModelUnreadable
 from offbeat.hub import count_elements, model_problems, read_object
-from offbeat.placement.hardware import GIB, cpu_products
-from offbeat.placement.memory import BYTES, engine_memory, rank_memory, trained_parameters
+from offbeat.imports import missing_modules
+from offbeat.placement.hardware import CPUINFO, cache_directory
+from offbeat.placement.memory import cpu_engine_bytes, host_copies, rank_memory, trained_parameters
 from offbeat.placement.shape import ModelShape
-from offbeat.preflight.speed import Speed
+from offbeat.tasks.data import Deferred
+from offbeat.tasks.task import make
 from offbeat.types import Json
 from offbeat.words import memory_size
 
@@ -32,6 +42,14 @@ ANSWER_CALLS: Final = 1_500
 """Likewise, to sample, score and store a completion."""
 _NO_DEFAULT_END: Final = ("PreTrainedTokenizerFast", "TokenizersBackend", "")
 """Tokenizer classes without a default end-of-text token: the files must name one."""
+READ: Final = 64
+"""Prompts that are read for their lengths."""
+TEMPLATE: Final = 8
+"""Tokens that a chat template adds to each message, about."""
+SECONDS: Final = 0.5
+"""How long the speed of this moment is measured."""
+SIZE, PRODUCTS, CALLS = 768, 12, 500
+"""Of a measurement: rows of a square matrix, products of two of them, calls between two looks at the clock."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +125,114 @@ class Lengths:
     completion: float
 
 
+def data_lengths(config: Config, files: ModelFiles) -> Lengths | None:
+    """Return the mean lengths in the data, or None if only a download or a run would tell.
+
+    Completions that have yet to be generated count as long as `sampling.max_tokens` allows.
+    """
+    if config.run.mode == "offline":
+        return _of_log(config)
+    options, file = config.task.options, files.path / "tokenizer.json"
+    examples = make(config.task.name, options).examples
+    local = str(options.get("source", config.task.name)).endswith((".py", ".jsonl", ".parquet"))
+    if not file.is_file() or missing_modules(["tokenizers"]) or (isinstance(examples, Deferred) and not local):
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # tokenizers raises Exception itself; a run that loads this file says what is wrong with it
+        return None
+    counts = []
+    for one in islice(examples, READ):
+        messages = [{"content": one.prompt}] if isinstance(one.prompt, str) else one.prompt
+        added = 0 if isinstance(one.prompt, str) else TEMPLATE * len(messages)
+        counts.append(added + sum(len(tokenizer.encode(str(message["content"])).ids) for message in messages))
+    fitting = [count for count in counts if count <= config.engine.max_prompt_tokens]
+    return Lengths(sum(fitting) / len(fitting), config.sampling.max_tokens) if fitting else None
+
+
+def _of_log(config: Config) -> Lengths | None:
+    """Count the tokens of the log; a group counts its prompt once."""
+    if missing_modules(["lance"]) or not log_exists(config.run.experience):
+        return None
+    from offbeat.experience.reader import LogReader
+
+    rows = LogReader.open(config.run.experience).index_since(None)[0]
+    completions = int(rows.completions.sum())
+    return Lengths(0.0, float(rows.tokens.sum()) / completions) if completions else None
+
+
+def log_exists(uri: str) -> bool:
+    """Return True if there is an experience log at `uri`."""
+    from offbeat.experience.lance_table import exists
+
+    return exists(f"{uri.rstrip('/')}/groups.lance")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a processor computes if nothing else runs on it."""
+
+    products: float
+    """Floating-point operations a second in products of matrices."""
+    call: float = 0.0
+    """Seconds of a call of NumPy with a tiny array: the unit of what does not depend on the size of a model."""
+    free: float = 1.0
+    """Share of the processor that this process gets now."""
+
+
+def speed_now(seconds: float = SECONDS) -> Speed:
+    """Return the machine's speed, and how much of it is free in the next seconds."""
+    tiny, fastest, calls = np.ones(8, np.float32), float("inf"), 0
+    begun = last = time.perf_counter()
+    while last - begun < seconds:
+        for _ in range(CALLS):
+            np.add(tiny, tiny)
+        now = time.perf_counter()
+        fastest, last, calls = min(fastest, (now - last) / CALLS), now, calls + CALLS
+    return Speed(machine_speed(), fastest, fastest * calls / (last - begun))
+
+
+def machine_speed() -> float:
+    """Return float32 operations a second: the most that was measured, now or before. A busy machine only takes away."""
+    path, machine, speed = cache_directory() / "cpu-speed.json", _processor(), measure_speed()
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["machine"] == machine and kept["flops"] >= speed:
+            return float(kept["flops"])
+    except (OSError, ValueError, KeyError, TypeError):  # never measured, or the file is damaged
+        pass
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"machine": machine, "flops": speed}), encoding="utf-8")
+    except OSError:  # a home that cannot be written: measure again next time
+        pass
+    return speed
+
+
+def measure_speed() -> float:
+    """Measure the speed of matrix products. The fastest of them counts: others may have shared the CPU."""
+    matrix, seconds = np.ones((SIZE, SIZE), np.float32), []
+    for _ in range(PRODUCTS):
+        start = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - start)
+    return 2 * SIZE**3 / min(seconds)
+
+
+def _processor() -> str:
+    """Return what the speed depends on: the processor's name and how many cores this process may use."""
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = os.environ.get("OMP_NUM_THREADS") or os.environ.get("OPENBLAS_NUM_THREADS") or "all"
+    return f"{name}, {cores} cores, {threads} threads"
+
+
 @dataclass(frozen=True)
 class Forecast:
     """The memory and work that a run needs.
@@ -159,28 +285,19 @@ def forecast(config: Config, files: ModelFiles, lengths: Lengths | None = None) 
     Memory is that of the longest rows; work is that of `lengths`, by default the longest too. Raises
     `ModelUnreadable` if config.json lacks the sizes of a decoder like Llama.
     """
-    shape, count = ModelShape.from_config(files.config), files.parameters
+    shape, count, adapted = ModelShape.from_config(files.config), files.parameters, bool(config.adapter.rank)
     completion = min(config.sampling.max_tokens, shape.context - 1)
-    prompt = min(config.engine.max_prompt_tokens, shape.context - completion)
-    engine, adapted = engine_memory(config, shape), bool(config.adapter.rank)
-    if EngineKind.of(config.engine.kind).batches:
-        wider = BYTES[cpu_products(config.model.serve)] // BYTES[config.model.serve]
-        copies = 1 if adapted else 2  # on CPU it loads whole weights beside those that generate
-        served = copies * wider * engine.weights + config.engine.kv_cache_gib * GIB
-    else:  # it merges an adapter into a copy of the base
-        served = (2 if adapted else 1) * engine.weights + engine.per_sequence * engine.sequences
-    lengths = lengths or Lengths(prompt, completion)
-    answers = config.prompts_per_step * config.group_size
-    tokens = config.prompts_per_step * lengths.prompt + answers * lengths.completion
+    lengths = lengths or Lengths(min(config.engine.max_prompt_tokens, shape.context - completion), completion)
+    tokens = config.prompts_per_step * (lengths.prompt + config.group_size * lengths.completion)
     passes = 4 if adapted else 6  # frozen weights get no gradient
     passes += 2 if config.trainer.checkpoint_activations else 0
     passes += 2 if config.objective.resolve().needs_first_look else 0
-    trainer = rank_memory(config, shape, shards=config.trainer.ranks, on_cpu=True).terms
+    rank = rank_memory(config, shape, shards=config.trainer.ranks, on_cpu=True)
     return Forecast(
         count,
-        trainer,
-        _copies(config, trained_parameters(config, shape) if adapted else count, trainer),
-        served,
+        rank.terms,
+        host_copies(config, trained_parameters(config, shape) if adapted else count, rank),
+        cpu_engine_bytes(config, shape),
         float(passes) * count * tokens * config.updates_per_batch,
         0.0 if config.run.mode == "offline" else 2.0 * count * tokens,
         _calls(config, shape.layers, lengths, passes),
@@ -198,21 +315,6 @@ def _calls(config: Config, layers: int, lengths: Lengths, passes: int) -> float:
     rounds = math.ceil(config.fresh / (config.workers.groups_at_once * config.workers.count))
     generating = rounds * lengths.completion * each + answers * ANSWER_CALLS
     return training + (1 + config.evaluation_share) * generating
-
-
-def _copies(config: Config, published: int, trainer: Mapping[str, int]) -> dict[str, int]:
-    """Return what the first rank holds in host memory: a checkpoint while it is written, and published weights.
-
-    `published` is their number of parameters.
-    """
-    saved = sum(trainer.get(name, 0) for name in ("master weights", "AdamW", "reference policy"))
-    if config.run.mode == "offline":
-        return {"checkpoint": saved}
-    state = BYTES[config.model.serve] * published
-    workers = config.workers.count if config.run.place == "local" else 0  # on Ray they have processes of their own
-    return {"checkpoint": saved, "published weights": state} | (
-        {"weights of workers": workers * state} if workers else {}
-    )
 
 
 def _format_terms(terms: Mapping[str, int]) -> str:

@@ -9,11 +9,10 @@ from offbeat.errors import AdapterMismatch
 from offbeat.objective.spec import Need
 from offbeat.placement.hardware import cpu_products
 from offbeat.seeds import derive
-from offbeat.trainer.dither import dither
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.loading import load_policy_model
-from offbeat.trainer.optimizer import Decay, MasterAdamW, OptimizerSettings, Schedule
+from offbeat.trainer.optimizer import Decay, MasterAdamW, OptimizerSettings, Schedule, dither
 from offbeat.trainer.trainer import StepSettings, Trainer
 from offbeat.weights.adapter import AdapterSpec, load_base_digest
 

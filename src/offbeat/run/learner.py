@@ -15,7 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from offbeat.config import Config, examine
 from offbeat.config.parsing import translate
-from offbeat.errors import RunError
+from offbeat.errors import ModelUnreadable, RunError
+from offbeat.placement.memory import RankMemory, explain_memory_errors, rank_memory
+from offbeat.placement.shape import ModelShape
 from offbeat.run.build_trainer import make_trainer
 from offbeat.run.directory import RunDirectory
 from offbeat.run.earlier import translate_state
@@ -25,13 +27,13 @@ from offbeat.run.protocols import REPAIRED
 from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, prompt_at
-from offbeat.trainer.adapter_export import PROBE
 from offbeat.trainer.allocator import keep_freed_memory
 from offbeat.trainer.checkpoint import Checkpoints
-from offbeat.trainer.estimate import StepShape, check_worst_case, estimate_memory
+from offbeat.trainer.export import PROBE
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.trainer.fsdp import Ranks, as_served, serving_state
 from offbeat.trainer.trainer import RefusedBatch, Trained, Trainer
+from offbeat.trainer.worst_case import StepShape, check_worst_case
 from offbeat.types import Group, Json, StepContext
 from offbeat.weights.probe import LENGTH as PROBE_LENGTH
 from offbeat.weights.probe import Probe, Sequences, probe_sequences
@@ -117,14 +119,14 @@ class RankLearner:
         If workers could not load the version that the checkpoint serves, its policy is published again; see `_repair`.
         """
         checkpoint = self.checkpoints.newest()
-        published = -1 if checkpoint is None else cast(int, checkpoint.manifest.extras["published"])
+        published = -1 if checkpoint is None else cast("int", checkpoint.manifest.extras["published"])
         if self.weights is not None:  # versions after the checkpoint are published again; without one, all are
             self.weights.rewind(published)
         if checkpoint is None:
             return None
         changed = changed_inputs(checkpoint.manifest.extras.get("inputs"), self.inputs) if self.inputs else []
         state = translate_state(checkpoint.step, checkpoint.manifest.extras)
-        problem = self._weight_problem(published, cast(str | None, state.pop(PUBLISHED_STATE, None)))
+        problem = self._weight_problem(published, cast("str | None", state.pop(PUBLISHED_STATE, None)))
         self._calibrate_if_lost(bool(problem))  # now: the model is still the one that the run began with
         checkpoint.restore(self.trainer)
         repaired = self._repair(problem, state) if self._any_rank(bool(problem)) else {}
@@ -163,7 +165,7 @@ class RankLearner:
             self.weights.remove_damaged()
         step = self.trainer.step
         details = self.publish(step)
-        evidence = PublishEvidence.restore(cast(dict[str, Json], state["evidence"]))
+        evidence = PublishEvidence.restore(cast("dict[str, Json]", state["evidence"]))
         evidence.published()
         repaired: Json = {"version": step, "why": problem, "how": details.get("how"), "bytes": details.get("bytes")}
         return {"published": step, "evidence": evidence.state(), REPAIRED: repaired}
@@ -184,10 +186,20 @@ class RankLearner:
                 f"trainer.token_budget = {config.trainer.token_budget} cannot hold a prompt of {prompt} tokens and a "
                 f"completion of {completion}; raise it, or lower engine.max_prompt_tokens"
             )
-        shape = StepShape(prompt, completion, config.group_size)
-        estimate = estimate_memory(self.trainer, shape)
-        worst = check_worst_case(self.trainer, shape, estimate)
-        return {"memory": str(estimate), "worst_seconds": worst.seconds, "steps": config.steps}
+        memory = self._memory()
+        with explain_memory_errors(memory):
+            seconds = check_worst_case(self.trainer, StepShape(prompt, completion, config.group_size))
+        return {"memory": str(memory or ""), "worst_seconds": seconds, "steps": config.steps}
+
+    def _memory(self) -> RankMemory | None:
+        """Return the bytes of this rank; None for a model whose config.json does not tell, as a mixture of experts."""
+        ranks, on_cpu = self.trainer.ranks, self.trainer.policy_model.device.type == "cpu"
+        try:
+            shape = ModelShape.read(self.config.model.directory())
+        except ModelUnreadable:
+            return None
+        shards, once = ranks.size // max(1, len(ranks.nodes)), ranks.reduce == "once"
+        return rank_memory(self.config, shape, shards=shards, reduce_once=once, on_cpu=on_cpu)
 
     def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
         self.checkpoints.check()
@@ -215,7 +227,7 @@ class RankLearner:
 
     def save(self, state: Mapping[str, Json]) -> None:
         """Start to write a checkpoint while training continues; `train` raises if that failed."""
-        step, published = self.trainer.step, cast(int, state["published"])
+        step, published = self.trainer.step, cast("int", state["published"])
         # A run that resumes from this checkpoint serves this version again, so the weight log must keep it.
         if self.weights is not None:
             self.weights.pin(published, by=f"step {step}")

@@ -1,20 +1,31 @@
-"""AdamW on float32 master weights, with learning-rate schedules and gradient clipping.
+"""AdamW on float32 master weights, with learning-rate schedules, gradient clipping and dithered masters.
 
 AdamW moves a float32 master copy of each bfloat16 parameter. Gradients of all micro-batches add up in float32. After
 the update, the parameter is the rounded master. A float32 parameter is its own master, also when FSDP shards the model
 with mixed precision, unless it is to have the values of a narrower dtype. No other part of the trainer sees the
 difference.
+
+A new run starts each master at a random place of the interval that rounds to its weight: version 0 is the model of the
+file, and an update that is smaller than the rounding still has its effect on average.
 """
 
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
+
+from offbeat.seeds import derive
+from offbeat.trainer.fsdp import own_rows
+
+HALF_STEP: Final = 1 << 15
+"""Half the distance of two neighbours in bfloat16, in units of the last bit of float32."""
+STREAM: Final = 1 << 20
+"""Values that share a random stream. Each rank draws the blocks of its rows, so their number changes nothing."""
 
 
 class Decay(StrEnum):
@@ -112,11 +123,6 @@ class MasterAdamW:
         self.round_parameters()
 
     @property
-    def rounded(self) -> list[nn.Parameter]:
-        """The parameters that have a master of their own."""
-        return [parameter for name, parameter in self._parameters.items() if self._masters[name] is not parameter]
-
-    @property
     def updates(self) -> int:
         """The updates made so far, counted by AdamW itself; a checkpoint keeps the count."""
         return int(next(iter(self._adamw.state.values()))["step"])
@@ -196,3 +202,41 @@ def _master(parameter: nn.Parameter, rounds_to: torch.dtype | None) -> Tensor:
 
     parameter.register_post_accumulate_grad_hook(move_gradient)
     return master
+
+
+@torch.no_grad()
+def dither(optimizer: MasterAdamW, seed: int) -> None:
+    """Move every master that bfloat16 represents exactly to a random place of its rounding interval, in place.
+
+    The parameters stay as they are. Masters that are zero, or lie between two values of bfloat16 already, stay too.
+
+    >>> model = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    >>> _ = model.weight.data.fill_(0.5)
+    >>> optimizer = MasterAdamW(model, OptimizerSettings())
+    >>> dither(optimizer, seed=1)
+    >>> round(optimizer.tensors()["master/weight"].item(), 6), model.weight.item()
+    (0.500174, 0.5)
+    """
+    for name, master in optimizer.tensors().items():
+        kind, _, parameter = name.partition("/")
+        if kind == "master":
+            start, rows = own_rows(parameter, master)
+            first = start * math.prod(master.shape[1:])
+            _dither(rows.view(-1), first, master.numel(), derive(seed, "dither", parameter))
+    optimizer.round_parameters()
+
+
+def _dither(values: Tensor, first: int, size: int, seed: int) -> None:
+    """Dither this rank's values: those from index `first` on, of a tensor of so many."""
+    bits, end = values.view(torch.int32), first + len(values)
+    generator = torch.Generator(values.device)
+    for block in range(first // STREAM * STREAM, end, STREAM):
+        generator.manual_seed(derive(seed, block))
+        shape = (min(STREAM, size - block),)
+        noise = torch.randint(
+            1 - HALF_STEP, HALF_STEP, shape, generator=generator, device=values.device, dtype=torch.int32
+        )
+        low, high = max(first, block), min(end, block + STREAM)
+        piece = bits[low - first : high - first]
+        on_grid = ((piece & 0xFFFF) == 0) & (piece << 1 != 0)
+        piece += torch.where(on_grid, noise[low - block : high - block], 0)

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import NoGradient
+from offbeat.objective.gates import gate_batch
 from offbeat.objective.logprobs import TokenStats
-from offbeat.objective.losses import Loss, Streams, policy_loss
+from offbeat.objective.losses import Loss, Streams, log_ratios, policy_loss
 from offbeat.objective.spec import Need, NoGate, Objective
 from offbeat.trainer.batch import (
     Batch,
@@ -30,11 +31,10 @@ from offbeat.trainer.batch import (
     MicroBatchTensors,
     assemble_batch,
     build_micro_batch,
+    find_faults,
     plan_micro_batches,
     to_tensors,
 )
-from offbeat.trainer.faults import find_faults
-from offbeat.trainer.first_look import first_look
 from offbeat.trainer.forward import ModelCheck, ModelInputs, PolicyModel, check_model, to_model_inputs
 from offbeat.trainer.fsdp import Ranks, sum_gradients
 from offbeat.trainer.measures import measure
@@ -251,9 +251,26 @@ class Trainer:
 
     @torch.no_grad()
     def _first_look(self, batch: Batch, parts: list[MicroBatchTensors]) -> list[Tensor | None]:
-        """Return what the gates over the whole batch let through, for each micro-batch."""
-        looks = [_loss_streams(part, part.pad(self.policy_model(self._model_inputs(part)).logprobs)) for part in parts]
-        return [*first_look(self.settings.objective, batch, parts, looks, self.ranks)]
+        """Return what gates over the whole batch let through, for each micro-batch, from a pass without gradient.
+
+        The log-ratios go into a table with a row for every completion of the batch; one rank fills each of its cells,
+        so every rank decides the same, from the same numbers. The loss uses these decisions even if its own forward
+        pass rounds differently.
+        """
+        objective = self.settings.objective
+        longest = max(len(one.token_ids) for group in batch.trimmed for one in group.completions)
+        advantages_N = batch.credit.advantages_BG.flatten().to(parts[0].mask_NT.device)
+        table = torch.zeros(2, len(advantages_N), longest, dtype=torch.float64, device=advantages_N.device)
+        for part in parts:
+            streams = _loss_streams(part, part.pad(self.policy_model(self._model_inputs(part)).logprobs))
+            against_NT = streams.need(Need(objective.against.value))
+            ratios_NT = log_ratios(streams.policy_NT, against_NT, part.mask_NT)
+            # A micro-batch that does not count is masked out: it adds 0 to rows that another rank fills.
+            table[:, part.flat_indices_N, : ratios_NT.shape[1]] += torch.stack([ratios_NT, part.mask_NT]).double()
+        ratios_NT, trained_NT = self.ranks.sum(table)
+        group_size = batch.rewards_BG.shape[1]
+        gate_NT = gate_batch(objective, ratios_NT, advantages_N, trained_NT > 0, group_size=group_size)
+        return [gate_NT[part.flat_indices_N, : part.mask_NT.shape[1]] for part in parts]
 
     def _non_finite(self, batch: Batch, faulty_B: Tensor, norm: float, updates: int) -> dict[str, str]:
         """Return why the next update must not be made, by group; empty if it may be made."""

