@@ -48,7 +48,13 @@ def _told(row: dict[str, Any]) -> str:
     missed = "" if row["holds"] else ", **misses its goal**"
     verdict = f"{row['what']}: **{_measured(row)}**, goal {row['goal']}{missed}, n = {row['n']}."
     note = f"{row['note']}." if row["note"] else ""
-    return f"{verdict} {note} `{row['command']}` at {row['commit']}, {row['date']}"
+    return f"{verdict} {note} `{row['command']}`{_gone(row['command'])} at {row['commit']}, {row['date']}"
+
+
+def _gone(command: str) -> str:
+    """Mark a command that the lab no longer has: its rows are history."""
+    module = command.split()[2]
+    return "" if (ROOT / f"{module.replace('.', '/')}.py").exists() else " (deleted since)"
 
 
 def areas() -> str:
@@ -83,10 +89,10 @@ def suite() -> str:
 
 
 def transcript() -> str:
-    """The quickstart in a new environment, as `lab/site/user_path.py quickstart` recorded it."""
+    """The quickstart in a new environment, as `lab/site/user_path.py` recorded it."""
     file = ROOT / "docs" / "quickstart-transcript.txt"
     if not file.exists():
-        return "`python -m lab.site.user_path quickstart` records the output; it has not been run here.\n"
+        return "`python -m lab.site.user_path` records the output; it has not been run here.\n"
     kept = re.sub(r"(?:^step \d+/\d+ .*\n)+", "…\n", file.read_text(encoding="utf-8").strip(), flags=re.M)
     return f"The [full transcript]({file.name}) has every step.\n\n```text\n{kept}\n```\n"
 

@@ -10,23 +10,15 @@ from typer.testing import CliRunner
 
 from offbeat.cli.main import app
 from offbeat.imports import install_command
-from offbeat.metrics import METRICS
 from offbeat.objective.presets import PRESETS
 from tests.fixtures.watched import watch
 
 run = CliRunner(env={"COLUMNS": "200"}).invoke
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_every_metric_is_explained(name: str) -> None:
-    result = run(app, ["explain", name])
-    assert result.exit_code == 0 and METRICS[name].formula in result.output and "high:" in result.output
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_objective_is_shown(name: str) -> None:
-    result = run(app, ["objectives", name])
-    assert result.exit_code == 0 and PRESETS[name].equation in result.output
+def test_every_objective_is_shown() -> None:
+    shown = {name: run(app, ["objectives", name]) for name in PRESETS}
+    assert [name for name, one in shown.items() if one.exit_code or PRESETS[name].equation not in one.output] == []
 
 
 def test_all_objectives_are_listed() -> None:

@@ -9,7 +9,6 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from lab.site.pages import blocks
 from offbeat.config.parts import ENGINES, SINKS
 from offbeat.imports import resolve
 from offbeat.metrics import METRICS
@@ -18,6 +17,7 @@ from offbeat.objective.presets import PRESETS
 from offbeat.rollout.engine import Engine
 from offbeat.storage.store import Store
 from offbeat.types import UNKNOWN
+from tests.fixtures.pages import blocks
 
 PAGE = Path(__file__).parent.parent / "CONTRIBUTING.md"
 

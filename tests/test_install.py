@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import offbeat.imports as extras
-from lab.site.pages import DIARY, pages
 from offbeat.cli.main import app
 from offbeat.config import load, parse
 from offbeat.drive import drive
@@ -22,6 +21,7 @@ from offbeat.run.directory import RunDirectory
 from scripts.lock import TORCH_BUILD, listed, read_pins
 from scripts.resolve import public_index, readme_commands
 from tests.fixtures.attacks.broken_configs import GOOD, make_places
+from tests.fixtures.pages import DIARY, pages
 
 ROOT = Path(__file__).parent.parent
 CPU, GPU = read_pins(ROOT / "constraints.txt"), read_pins(ROOT / "constraints-gpu.txt")

@@ -7,19 +7,24 @@ Each function is the work of one process, which takes turns with the others (`te
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from lab.bench.training_arms import DTYPE, DTYPE_NAME, Shape, our_step
 from lab.fixtures import smollm2
 from offbeat.run.journal import Phase
+from offbeat.seeds import derive
 from offbeat.types import Json
 from tests.fixtures.forced_lengths import lottery, prompts
 from tests.fixtures.gates import Turns
+
+if TYPE_CHECKING:
+    from offbeat.rollout.engine import Request
+    from offbeat.rollout.vllm import VllmEngine
 
 PROMPTS: Final = 512
 """Different prompts, of which each step takes the next."""
@@ -148,10 +153,36 @@ def bare_engine(turns: Turns, job: Job) -> None:
     asyncio.run(_bare_engine(turns, job))
 
 
+async def generate_bare(engine: "VllmEngine", requests: "Sequence[Request]") -> int:
+    """Generate with `AsyncLLM.generate` alone, and return how many tokens."""
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    async def one(request: "Request", index: int) -> int:
+        params = SamplingParams(
+            n=1,
+            seed=derive(request.seed, index),
+            temperature=request.sampling.temperature,
+            max_tokens=request.sampling.max_tokens,
+            stop_token_ids=list(request.sampling.stop_token_ids),
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = tokens_input(request.prompt_ids.tolist(), cache_salt=f"bare {request.id}")
+        count = 0
+        async for output in engine._llm.generate(prompt, params, f"bare {request.completion_id(index)}"):
+            count = len(output.outputs[0].token_ids)
+        return count
+
+    return sum(await asyncio.gather(*(one(request, i) for request in requests for i in range(request.size))))
+
+
 async def _bare_engine(turns: Turns, job: Job) -> None:
     from transformers import AutoTokenizer
 
-    from lab.bench.rollout import generate_bare
     from lab.bench.step_times import matmul_rate
     from offbeat.rollout.engine import Request, Sampling
     from offbeat.rollout.vllm import VllmEngine

@@ -21,7 +21,8 @@ from offbeat.scoring.pool import ScoringPool
 from offbeat.tasks.reward_model import reward_model
 from offbeat.tasks.rewards import Answers, Reward, from_trl
 from offbeat.types import Json, Score
-from tests.fixtures.tiny_model import load_tokenizer, save_model, save_tokenizer
+from tests.fixtures.judge import save_judge
+from tests.fixtures.tiny_model import load_tokenizer, save_model
 
 STEP, STEPS = 30, 40
 TOLERANCE = 1e-5
@@ -82,27 +83,6 @@ def curriculum(
 
 PROMPTS = [{"prompt": "17+25=", "answer": "42"}, {"prompt": "2*3=", "answer": "6"}]
 COMPLETIONS = [["42", "4242", "it is 42", ""], ["6", "six", "66666", "6."]]
-
-
-def save_judge(place: Path) -> Path:
-    """Save a small model for sequence classification with random weights."""
-    import torch
-    from transformers import LlamaConfig, LlamaForSequenceClassification
-
-    save_tokenizer(place)
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=len(load_tokenizer(place)),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_labels=1,
-        pad_token_id=0,
-    )
-    LlamaForSequenceClassification(config).save_pretrained(place)
-    return place
 
 
 def of_trl(functions: list[Any], place: Path) -> list[list[float]]:

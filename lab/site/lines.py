@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from lab.figures import ROOT
+from lab.figures import ROOT, command_parser
 
 WIDTH: Final = 120
 WHOLE: Final = re.compile(
@@ -110,4 +110,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    command_parser(__doc__).parse_args()
     main()

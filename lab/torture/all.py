@@ -51,7 +51,6 @@ PARTS: Final = {
     "a writer that never pauses": "lab.torture.soak --saturate 10 --short",
     "broken batches": "lab.attacks.bad_batches --short",
     "attacks on the sandbox": "lab.bench.sandbox attacks --short",
-    "hostile answers": "lab.bench.verify hostile --short",
     "answers made to be unscorable": "lab.attacks.unscorable answers --short",
     "programs that starve others": "lab.attacks.starvation --short",
     "bad models, tasks and files": "lab.attacks.bad_inputs --short",

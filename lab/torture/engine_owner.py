@@ -7,83 +7,18 @@
 the real vLLM. A third of them are killed during the start, a third while they generate, the others while idle.
 """
 
-import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from lab.figures import Figure, command_parser, report
-from lab.fixtures.engine_owner import SHAPES
+from tests.fixtures.engine_owner import LIMIT, SHAPES, Kill, kill_owner
 from tests.fixtures.tiny_model import save_llama
 
 KILLS: Final = 20
-LIMIT: Final = 20.0
-LONGEST_START: Final = 180.0
 MOMENTS: Final = ("start", "generate", "idle")
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One owner, killed."""
-
-    shape: str
-    moment: str
-    processes: int
-    """Processes of the engine when the owner died."""
-    left: int
-    seconds: float
-    """Until nothing was left, at most `LIMIT`."""
-
-
-def session(leader: int) -> list[int]:
-    """Return the running processes of a session, without its leader. Unlike parents, a session survives its leader."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, _, sid = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            continue
-        if int(sid) == leader and int(entry.name) != leader and state not in "ZX":
-            found.append(int(entry.name))
-    return found
-
-
-def kill_owner(directory: Path, shape: str, moment: str, delay: float) -> Kill:
-    """Start an owner, kill it `delay` seconds after a moment, and wait until nothing is left of its engine."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "lab.fixtures.engine_owner", str(directory), shape],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
-    ) as owner:
-        assert owner.stdout is not None
-        started = time.monotonic()
-        for line in iter(owner.stdout.readline, ""):
-            if line.strip() == moment or time.monotonic() - started > LONGEST_START:
-                break
-        while moment == "start" and len(session(owner.pid)) < 2 and owner.poll() is None:
-            time.sleep(0.05)  # until the engine core is there, beside Python's resource tracker
-        time.sleep(delay)
-        processes = len(session(owner.pid))
-        alive = owner.poll() is None
-        owner.kill()
-    if not alive:
-        raise RuntimeError(f"the owner ended by itself, status {owner.returncode}")
-    killed = time.monotonic()
-    while (left := session(owner.pid)) and time.monotonic() - killed < LIMIT:
-        time.sleep(0.1)
-    seconds = time.monotonic() - killed
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    return Kill(shape, moment, processes, len(left), seconds)
 
 
 def torture(shapes: tuple[str, ...], kills: int, seed: int) -> list[Kill]:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.site.commands import commands, faults
 from offbeat.cli.init import OWN, PLACES, annotated, facts, next_commands, recipes
 from offbeat.cli.main import app
 from offbeat.config import parse
 from offbeat.config.parsing import load
 from offbeat.tasks.task import make
+from tests.fixtures.commands import commands, faults
 from tests.fixtures.tiny_model import save_model, save_tokenizer
 
 run = CliRunner(env={"COLUMNS": "200"}).invoke

@@ -7,14 +7,13 @@ from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import Against, CentredBand, NoGate
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_publishing_by_cost_needs_a_gate(preset: str) -> None:
-    objective = PRESETS[preset].objective
-    asked = {"objective": {"preset": preset}, "sync": {"by_cost": True, "every": 5}}
-    found = examine(asked).problems
-    closed_by_lag = not isinstance(objective.gate, NoGate | CentredBand) and objective.against is Against.BEHAVIOR
-    assert (closed_by_lag or objective.reject is not None) == (not found)
-    assert all("has no gate that stops tokens because of lag" in line for line in found)
+def test_publishing_by_cost_needs_a_gate() -> None:
+    for name, preset in PRESETS.items():
+        gate, against = preset.objective.gate, preset.objective.against
+        found = examine({"objective": {"preset": name}, "sync": {"by_cost": True, "every": 5}}).problems
+        closed_by_lag = not isinstance(gate, NoGate | CentredBand) and against is Against.BEHAVIOR
+        assert (closed_by_lag or preset.objective.reject is not None) == (not found), name
+        assert all("has no gate that stops tokens because of lag" in line for line in found), name
 
 
 @pytest.mark.parametrize("rule", [{"by_cost": True}, {"drift_budget": 0.05}])

@@ -107,11 +107,11 @@ def test_groups_without_a_version_may_have_any_age() -> None:
     assert finding is not None and finding.level is Doubt.UNSHOWN and "reported for lag up to 20" in finding.text
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_is_shown_at_its_reported_lag_and_rate_and_on_fresh_data(preset: str) -> None:
-    v = int(min(PRESETS[preset].reported_lag, 50)) + 1
-    assert level(every(v, objective={"preset": preset}), 1e-6) is None
-    assert level(every(1, objective={"preset": preset}), 1e-3) is None
+def test_every_preset_is_shown_at_its_reported_lag_and_rate_and_on_fresh_data() -> None:
+    for name, preset in PRESETS.items():
+        v = int(min(preset.reported_lag, 50)) + 1
+        assert level(every(v, objective={"preset": name}), 1e-6) is None, name
+        assert level(every(1, objective={"preset": name}), 1e-3) is None, name
 
 
 def test_the_shipped_rows_know_that_the_default_objective_loses_on_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Which lag a configuration allows: fresh groups, replayed ones, several updates, offline data."""
 
 import tomllib
+from collections.abc import Callable
+from itertools import product
 from math import inf
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from offbeat.cli.init import recipes
 from offbeat.config import examine, parse
+from offbeat.config.known import LagEvidence
 from offbeat.objective.presets import PRESETS
 
 
@@ -43,6 +46,30 @@ def test_offline_recipes_use_an_objective_that_is_reported_for_data_of_any_age()
     for name in [*offline, "offline-then-online"]:
         preset = PRESETS[found[name].objective.preset]
         assert preset.reported_lag == inf and not preset.objective.needs
+
+
+LAGGING: dict[str, Callable[[int], dict[str, Any]]] = {
+    "lockstep": lambda lag: {"sync": {"every": lag + 1}},
+    "offset": lambda lag: {"sync": {"offset": lag}},
+    "drift": lambda lag: {"sync": {"every": lag + 1, "drift_budget": 0.05}},
+    "concurrent": lambda lag: {"run": {"mode": "concurrent", "max_lag": lag}},
+    "replay": lambda lag: replay(share=0.1, retire_age=lag),
+}
+
+
+def test_something_is_said_of_every_preset_beyond_its_reported_lag_and_of_none_within() -> None:
+    wrong, judged = [], 0
+    for (preset, facts), (mode, settings), updates in product(PRESETS.items(), LAGGING.items(), (1, 4)):
+        most = max(1, int(min(facts.reported_lag, 400) // updates))
+        for steps in (most, most + 1):
+            asked = {"prompts_per_step": 32, "updates_per_batch": updates, "objective": {"preset": preset}}
+            examined = examine(asked | settings(steps))
+            if not examined.problems:
+                judged += 1
+                silent = LagEvidence(examined.config).finding() is None
+                if silent != (steps * updates + updates - 1 <= facts.reported_lag):
+                    wrong.append((preset, mode, updates, steps))
+    assert wrong == [] and judged > 10 * len(PRESETS)
 
 
 def test_an_offset_adds_a_fixed_lag_in_lockstep_only() -> None:

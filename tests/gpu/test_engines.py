@@ -17,7 +17,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from lab.torture.engine_owner import LIMIT, session
 from offbeat.preflight.gpu.kernels import doctor_llama
 from offbeat.preflight.gpu.run import save_model
 from offbeat.rollout.engine import Engine, Request, Sampling
@@ -27,6 +26,7 @@ from offbeat.run.quickstart import VOCABULARY
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.types import UNKNOWN, Completion, VersionSpan
 from offbeat.weights.probe import Probe, probe_sequences
+from tests.fixtures.engine_owner import LIMIT, session
 
 PROMPT = (3, 12, 4, 13)
 CACHE_BYTES = 2 << 30

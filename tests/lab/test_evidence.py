@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.learning import model
 from lab.learning.evidence.arms import RATES, TUNING, EvidenceArm
 from lab.learning.evidence.block_claims import CLAIMS, groups_to_goal, seconds_to_goal
 from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, P2_BASES, Block
@@ -179,7 +180,8 @@ def test_the_regret_is_that_of_the_worst_condition_against_its_best_fixed_lag() 
     assert "changing-8 at lr 0.001, best v5: +0.1000" in by_rule["evidence.b.regret.drift"].note
 
 
-def test_each_arm_of_the_table_of_p2_changes_one_setting() -> None:
+def test_each_arm_of_the_table_of_p2_changes_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "directory", lambda lessons: "made when a cell is trained")
     settings = {arm.name: make_config(TASKS["sums"], arm, 5e-4, 1).model_dump() for arm in BLOCKS["f-sums"].arms}
     for name, found in settings.items():
         base = settings[P2_BASES.get(name, "plain")]

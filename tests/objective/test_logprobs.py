@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lab.bench.logprob_memory import largest_differences, peak_ratio
 from offbeat.objective.logprobs import token_stats
+from tests.fixtures.logprob_memory import largest_differences, peak_ratio
 
 
 def full_logits(

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lab.figures import ROOT
 from lab.parity.fake_ranks import CASES, TOLERANCE, Case, walk_in_own_process
 from offbeat.placement.memory import rank_memory
 from offbeat.placement.shape import ModelShape
+from tests import ROOT
 
 pytestmark = pytest.mark.engine
 BY_NAME = {case.name: case for case in CASES}

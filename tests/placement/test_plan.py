@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from lab.parity.device_plans import HARDWARE, SETTINGS, SHAPES, check_plan
 from offbeat.config import parse
 from offbeat.errors import CannotPlace, ConfigError
 from offbeat.placement.hardware import Hardware
 from offbeat.placement.nearest import plan_devices
 from offbeat.placement.plan import DevicePlan, place
 from offbeat.placement.shape import ModelShape
+from tests.placement.device_plans import HARDWARE, SETTINGS, SHAPES, check_plan
 
 MODELS = Path(__file__).parent / "models"
 PARAMETERS = {"qwen2.5-0.5b": 494_032_768, "qwen3-8b": 8_190_735_360, "qwen3-32b": 32_762_123_264}

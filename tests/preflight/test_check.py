@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 import offbeat
-from lab.site.user_path import without_progress
 from offbeat import imports as extras
 from offbeat.cli.main import app
 from offbeat.placement.hardware import Hardware
@@ -27,6 +26,11 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("places")
     make_places(root)
     return root
+
+
+def without_progress(output: str) -> list[str]:
+    """Return the lines of a command without those that only show that it works."""
+    return [line for line in output.strip().split("\n") if not re.fullmatch(r"[a-z ]+ \.+", line)]
 
 
 def problems(text: str, tmp_path: Path, *settings: str) -> list[str]:

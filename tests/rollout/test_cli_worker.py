@@ -78,6 +78,7 @@ def test_a_version_that_is_not_served_ends_the_worker_with_a_sentence(place: Pat
     assert "does not serve version 1, even after a reload from an anchor" in result.output
 
 
+@pytest.mark.engine
 def test_a_worker_paces_itself_by_the_versions_it_sees_and_an_interrupt_ends_it_cleanly(place: Path) -> None:
     asked = arguments(place, "--per-version", "3", "--name", "guest")
     process = subprocess.Popen(

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.fixtures.engine_owner import SHAPES
-from lab.torture.engine_owner import LIMIT, kill_owner, session
 from offbeat.rollout import vllm_owner
 from offbeat.rollout.vllm_owner import OwnerTie, start_time
+from tests.fixtures.engine_owner import LIMIT, SHAPES, kill_owner, session
 from tests.fixtures.tiny_model import save_llama
 
 TREE = """

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import offbeat
-from lab.torture.own_parts import IN_TOML, try_route
 from offbeat.config import parse
 from offbeat.errors import ConfigError, OwnPartError
 from offbeat.from_python import described
@@ -19,6 +18,7 @@ from offbeat.preflight.checks import check_own_parts
 from offbeat.run.cadence import OwnCadence, PublishReason, StepEvidence
 from offbeat.run.directory import RunDirectory
 from offbeat.run.inputs import changed_inputs, digest_inputs, keep_sources
+from tests.run.own_parts_run import IN_TOML, try_route
 
 FILE = """
 from dataclasses import dataclass

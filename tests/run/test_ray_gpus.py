@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.torture.missing_gpus import LIMIT, WORDS, in_own_process
+from tests.run.missing_gpus import LIMIT, WORDS, in_own_process
 
 pytestmark = pytest.mark.engine
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.attacks import silent_zeros
 from offbeat.errors import InvalidReward, TaskError
 from offbeat.reports.groups import describe_score
 from offbeat.scoring.pool import Outcome
@@ -12,6 +11,7 @@ from offbeat.tasks.rewards import Answers, Reward, examine, reward_of
 from offbeat.tasks.task import Task
 from offbeat.types import Score, Unscorable
 from tests.fixtures.attacks.odd_rewards import ANSWERS, COLUMNS, ODD, OTHERS, Odd
+from tests.scoring import silent_zeros
 
 IN_THIS_PROCESS = [odd for odd in [*ODD, *OTHERS] if "process" not in odd.name]
 

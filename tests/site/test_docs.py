@@ -1,18 +1,27 @@
 """The docs are true: built parts are current, every block runs or could be typed, every link resolves."""
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from contextlib import chdir
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from lab.site.checked import look_up, run
-from lab.site.commands import faults
 from lab.site.events import written
-from lab.site.pages import (
+from offbeat.config import parse
+from offbeat.events import EVENTS
+from offbeat.objective.presets import PRESETS
+from tests import ROOT
+from tests.fixtures.commands import commands, faults
+from tests.fixtures.pages import (
     DIARY,
-    ROOT,
     Block,
     anchors,
     blocks,
@@ -24,13 +33,51 @@ from lab.site.pages import (
     row_names,
     rows,
 )
-from offbeat.events import EVENTS
-from offbeat.objective.presets import PRESETS
 
 PAGES = pages()
-each_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 
+def look_up(block: Block) -> list[str]:
+    """Return what is wrong with a block that is not run: a configuration, or commands."""
+    if block.language == "bash":
+        return [fault for line in commands(block.text) for fault in faults(line)]
+    if block.language == "toml":
+        parse(tomllib.loads(block.text))
+    return []
+
+
+def run(page: Path, place: Path, *, shell: bool) -> Counter[str]:
+    """Run the blocks of a page in order, in one session, as a reader would type them. Raise if one fails."""
+    done: Counter[str] = Counter()
+    namespace: dict[str, object] = {"__name__": "docs"}
+    with chdir(place):
+        for block in blocks(page.read_text(encoding="utf-8")):
+            if block.file:
+                assert block.text.strip() in (ROOT / block.file).read_text(encoding="utf-8"), f"{block.file} differs"
+            elif block.language == "python":
+                exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
+                done["python"] += 1
+            elif block.run and shell:
+                _run_shell(page, block)
+                done["shell"] += 1
+    return done
+
+
+def _run_shell(page: Path, block: Block) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # The whole quickstart has a test of its own; here the commands after it need only its files.
+    text = re.sub(r"^offbeat quickstart$", "offbeat quickstart --steps 2", block.text, flags=re.M)
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{page_name(page)}, line {block.line}:\n{done.stdout}{done.stderr}")
+
+
+def every_block() -> list[tuple[Path, Block]]:
+    return [(page, block) for page in PAGES for block in blocks(page.read_text(encoding="utf-8"))]
+
+
+@cache
 def build_docs() -> ModuleType:
     spec = importlib.util.spec_from_file_location("build_docs", ROOT / "scripts" / "build_docs.py")
     assert spec and spec.loader
@@ -39,10 +86,9 @@ def build_docs() -> ModuleType:
     return module
 
 
-@each_page
-def test_built_parts_are_as_they_would_be_built(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert build_docs().fill(text) == text, "run python scripts/build_docs.py"
+def test_built_parts_are_as_they_would_be_built() -> None:
+    stale = [page_name(page) for page in PAGES if build_docs().fill(text := page.read_text(encoding="utf-8")) != text]
+    assert stale == [], "run python scripts/build_docs.py"
 
 
 def test_a_stale_part_is_found() -> None:
@@ -55,22 +101,15 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     run(page, tmp_path, shell=False)
 
 
-@each_page
-def test_commands_exist_with_their_options_and_toml_blocks_are_valid(page: Path) -> None:
-    assert [fault for block in blocks(page.read_text(encoding="utf-8")) for fault in look_up(block)] == []
+def test_commands_exist_with_their_options_and_toml_blocks_are_valid() -> None:
+    assert [f"{page_name(page)}: {one}" for page, block in every_block() for one in look_up(block)] == []
 
 
-@each_page
-def test_every_block_is_of_a_kind_that_is_checked(page: Path) -> None:
+def test_every_block_is_of_a_kind_that_is_checked() -> None:
     # `py` blocks are files of a task, checked by tests/tasks/test_custom.py; without a language: pictures.
-    assert {block.language for block in blocks(page.read_text(encoding="utf-8"))} <= {
-        "python",
-        "bash",
-        "toml",
-        "py",
-        "text",
-        "",
-    }
+    kinds = {"python", "bash", "toml", "py", "text", ""}
+    others = [f"{page_name(page)}: {block.language}" for page, block in every_block() if block.language not in kinds]
+    assert others == []
 
 
 @pytest.mark.engine
@@ -81,22 +120,19 @@ def test_shell_blocks_and_slow_pages_run(page: Path, tmp_path: Path) -> None:
     assert run(page, tmp_path, shell=True).total() > 0
 
 
-@each_page
-def test_links_within_the_repository_resolve(page: Path) -> None:
-    assert dead_links(page) == []
+def test_links_within_the_repository_resolve() -> None:
+    assert [dead for page in PAGES for dead in dead_links(page)] == []
 
 
-@each_page
-def test_figures_in_prose_link_to_their_row(page: Path) -> None:
-    if page_name(page) != DIARY:
-        loose = [f"{claim.number} in: {claim.passage[:200]}" for claim in claims(page) if not claim.grounded]
-        assert not loose, "link the figure to its row, as in [0.54](../measured/trainer.md#trainer.2.memory)"
+def test_figures_in_prose_link_to_their_row() -> None:
+    found = [claim for page in PAGES if page_name(page) != DIARY for claim in claims(page)]
+    loose = [f"{claim.page}: {claim.number} in: {claim.passage[:200]}" for claim in found if not claim.grounded]
+    assert loose == [], "link the figure to its row, as in [0.54](../measured/trainer.md#trainer.2.memory)"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "docs/" in page_name(page)], ids=page_name)
-def test_row_names_are_in_links_and_not_in_sentences(page: Path) -> None:
-    if page_name(page) != DIARY:
-        assert row_names(page) == []
+def test_row_names_are_in_links_and_not_in_sentences() -> None:
+    texts = [page for page in PAGES if "docs/" in page_name(page) and page_name(page) != DIARY]
+    assert [f"{page_name(page)}: {row}" for page in texts for row in row_names(page)] == []
 
 
 def test_every_results_file_has_its_page_and_every_row_its_anchor() -> None:

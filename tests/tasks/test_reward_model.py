@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from lab.parity.trl_calls import save_judge
 from offbeat.errors import TaskError
 from offbeat.tasks.capture import write_task
 from offbeat.tasks.reward_model import reward_model
 from offbeat.tasks.rewards import Answers, Reward
 from offbeat.tasks.task import custom
+from tests.fixtures.judge import save_judge
 from tests.fixtures.tiny_model import load_tokenizer, save_model, save_tokenizer
 
 

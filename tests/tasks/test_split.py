@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.bench.held_out import tasks_of_the_repository
 from offbeat.errors import TaskError
 from offbeat.tasks.arithmetic import arithmetic
 from offbeat.tasks.data import Example
@@ -22,6 +21,7 @@ from offbeat.tasks.split import (
     shared_prompts,
 )
 from offbeat.tasks.task import Task, custom
+from tests.fixtures.repository_tasks import tasks_of_the_repository
 from tests.scoring import scorers
 
 datasets = pytest.importorskip("datasets")

@@ -1,25 +1,16 @@
-"""Make random device plans: what is accepted fits, and what is refused names something that does.
+"""Random device plans: what is accepted fits, and what is refused names something that does."""
 
-python -m lab.parity.device_plans            a minute; writes row gpu.6.plans
-python -m lab.parity.device_plans --short    fewer cases; records nothing
-"""
-
-import sys
-from collections import Counter
 from typing import Any
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
 
-from lab.figures import Figure, command_parser, report
 from offbeat.config import Config, examine
 from offbeat.errors import CannotPlace
 from offbeat.placement.hardware import GIB, Hardware
 from offbeat.placement.nearest import Nearest, changed, find_nearest, plan_devices
 from offbeat.placement.plan import DevicePlan
 from offbeat.placement.shape import ModelShape
-
-CASES = 1000
 
 SHAPES = st.builds(
     lambda heads, ratio, size, layers, inner, vocabulary, tied: ModelShape(
@@ -101,30 +92,3 @@ def fits(plan: DevicePlan, config: Config) -> None:
         assert size <= total, f"{where} holds {size / GIB:.1f} of {total / GIB:.1f} GiB"
     if plan.engine is not None and plan.engines:
         assert plan.engine.least <= plan.engines[0].share * total
-
-
-def main() -> None:
-    short = command_parser(__doc__, short="100 cases; records nothing").parse_args().short
-    seen: Counter[str] = Counter()
-
-    @settings(max_examples=100 if short else CASES, deadline=None, database=None, suppress_health_check=[*HealthCheck])
-    @given(SETTINGS, SHAPES, HARDWARE)
-    def run(data: dict[str, Any], model: ModelShape, hardware: Hardware) -> None:
-        seen[check_plan(data, model, hardware)] += 1
-
-    run()
-    figure = Figure(
-        "gpu.6.plans",
-        "random cases in which an accepted plan fits, and a refusal names the next one that does",
-        "at least 500, no exception",
-        seen.total(),
-        "cases",
-        seen.total() >= 500,
-        seen.total(),
-        ", ".join(f"{count} {what}" for what, count in seen.most_common()) + "; a single exception ends the command",
-    )
-    sys.exit(0 if report(short, figure) else 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,11 @@
-"""Parts of a user's own, trained, killed and resumed: `python -m lab.torture.own_parts`. Takes minutes.
+"""Train with parts of a user's own, kill, resume, change a part.
 
-`lab/fixtures/own_parts.py` has a gate, an advantage, an objective, a rule for publishing, a sink and an engine. Two
-runs use all of them: one is started by a script that passes the objects, one by a TOML file that names them. Each
-is killed with SIGKILL after some steps and resumed. A part counts if both processes of a run used it; the objective has
-no code that runs, so it counts if the recorded settings are its own. Then a line of the file changes, and `offbeat
-resume` must refuse.
+`tests/fixtures/own_parts.py` has a gate, an advantage, an objective, a rule for publishing, a sink and an engine. A run
+that a script starts passes the objects, one of a TOML file names them. Each is killed with SIGKILL after some steps and
+resumed. A part counts if both processes of a run used it; the objective has no code that runs, so it counts if the
+recorded settings are its own. Then a line of the file changes, and `offbeat resume` must refuse.
 """
 
-import ast
 import json
 import os
 import signal
@@ -17,14 +15,14 @@ import time
 from pathlib import Path
 from typing import Final
 
-from lab.figures import ROOT, Figure, command_parser, machine, record
 from offbeat.run.directory import RunDirectory
 from offbeat.run.journal import read
+from tests import ROOT
 from tests.fixtures.processes import OFFBEAT
-from tests.fixtures.runs import DIGITS_TASK, scratch
+from tests.fixtures.runs import DIGITS_TASK
 from tests.fixtures.tiny_model import save_model
 
-SOURCE: Final = ROOT / "lab" / "fixtures" / "own_parts.py"
+SOURCE: Final = ROOT / "tests" / "fixtures" / "own_parts.py"
 STEPS: Final = 10
 KILLED_AFTER: Final = 4
 PATIENCE: Final = 600.0
@@ -65,17 +63,6 @@ if __name__ == "__main__":
         engine={"kind": Engine},
     )
 """
-
-
-def lines_of(part: str) -> int:
-    """Return the lines that define a part, without the one that notes its process and without empty ones."""
-    text = SOURCE.read_text(encoding="utf-8")
-    for node in ast.parse(text).body:
-        names = [getattr(node, "name", "")] + [str(getattr(one, "id", "")) for one in getattr(node, "targets", [])]
-        if part in names:
-            lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
-            return sum(bool(line.strip()) and "note(" not in line for line in lines)
-    raise ValueError(f"{part} is not in {SOURCE}")
 
 
 def run_once(command: list[str], place: Path, kill_at: int | None) -> tuple[int, str]:
@@ -151,41 +138,3 @@ def _change(place: Path, mine: Path | None) -> dict[str, str]:
              "Engine": config["engine"]["kind"]}  # fmt: skip
     silent = {part for part, reference in named.items() if f"the source of {reference}" not in " ".join(output.split())}
     return dict.fromkeys(named if code == 0 else silent, f"a changed file was not refused: {output[-300:]}")
-
-
-def main() -> bool:
-    command_parser(__doc__).parse_args()
-    began = time.monotonic()
-    with scratch() as place:
-        wrong = {route: try_route(place / route, route == "python") for route in ("python", "toml")}
-    figures = []
-    for part, line in IN_TOML.items():
-        failed = {route: why[part] for route, why in wrong.items() if part in why}
-        figures.append(
-            Figure(
-                f"door.4.{part.lower()}",
-                f"{part.lower()} of a user's own: trained, killed and resumed, from Python and from TOML",
-                "2 of 2 routes",
-                f"{2 - len(failed)} of 2",
-                f"routes; lines: {lines_of(part)} define it, 1 names it",
-                not failed,
-                2,
-                f"in TOML `{line}`" + "".join(f"; {route}: {why}" for route, why in failed.items()),
-            )
-        )
-    good = sum(figure.holds for figure in figures)
-    note = (
-        f"one run a route has all six parts, {STEPS} steps of a tiny model with transformers, SIGKILL after step "
-        f"{KILLED_AFTER}; a part counts if both processes of both runs used it, its source is in the run directory, "
-        f"and `offbeat resume` refuses after a change; {time.monotonic() - began:.0f} s; {machine()}"
-    )
-    whole = Figure(
-        "door.4.own-parts",
-        "gate, advantage, objective, publish rule, sink and engine of a user's own: trained, killed and resumed",
-        "6 of 6", f"{good} of 6", "parts", good == len(figures), len(figures), note,
-    )  # fmt: skip
-    return record(whole, *figures)
-
-
-if __name__ == "__main__":
-    sys.exit(not main())

@@ -1,11 +1,9 @@
 """What `offbeat check` advises is not refused by the next check, and what it refuses cannot run."""
 
-import pytest
-
-from lab.parity.advice import NO_LOG, Data, advice, allowed, combinations, follow, judge, needs_logprobs
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import Need
 from offbeat.preflight.checks import LogContents
+from tests.preflight.advice import NO_LOG, Data, advice, allowed, combinations, follow, judge, needs_logprobs
 
 REWARDS_ALONE = Data("none", False, True, "log", LogContents(4, 0, 4))
 
@@ -18,9 +16,9 @@ def test_the_changes_that_a_sentence_names_are_found() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_gradient_changes_with_log_probs_exactly_where_a_preset_says_that_it_needs_them(preset: str) -> None:
-    assert needs_logprobs(preset) == (Need.BEHAVIOR in PRESETS[preset].objective.needs)
+def test_the_gradient_changes_with_log_probs_exactly_where_a_preset_says_that_it_needs_them() -> None:
+    declared = {name for name, preset in PRESETS.items() if Need.BEHAVIOR in preset.objective.needs}
+    assert set(filter(needs_logprobs, PRESETS)) == declared
 
 
 def test_nothing_is_refused_that_the_formula_allows_and_no_advice_is_circular() -> None:

@@ -1,7 +1,4 @@
-"""Judge every pair of preset and data in every mode as `offbeat check` does, and follow all of its advice.
-
-    python -m lab.parity.advice            about a minute; rows door.5.pairs, door.5.circular and door.5.warnings
-    python -m lab.parity.advice --short    two presets, nothing recorded
+"""Judge pairs of preset and data as `offbeat check` does, and follow its advice.
 
 What the data must have is not taken from the code under test: a formula needs the behavior policy's log-probs if its
 gradient changes with them.
@@ -9,28 +6,21 @@ gradient changes with them.
 
 import json
 import re
-import sys
-import tempfile
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from lab.figures import ROOT, Figure, command_parser, record, show
-from lab.parity.objectives import LaggedBatch
 from offbeat.config import examine
 from offbeat.config.known import Doubt
-from offbeat.experience.log import ExperienceLog
 from offbeat.objective.presets import PRESETS
 from offbeat.preflight.checks import LogContents, lag_evidence, log_problems
-from offbeat.types import UNKNOWN, Group, Json, Score
-from tests.fixtures.groups import make_group, without_scores
+from offbeat.types import Json
+from tests.fixtures.lagged_batches import LaggedBatch
 
 Settings = dict[str, Any]
 GROUPS: Final = 4
@@ -50,8 +40,6 @@ MODES: Final[Mapping[str, Settings]] = {
 RATES: Final = (1e-6, 5e-6, 1e-3)
 SIZES: Final = {"90 k": 9e4, "135 M": 1.35e8}
 """Of the model."""
-CONTRADICTIONS: Final = ("sync.by_cost", "sync.drift_budget")
-"""Rules that have nothing to decide with some presets, whatever the data."""
 
 
 NOTHING: Final = LogContents()
@@ -68,31 +56,6 @@ class Data:
     """False if the scores come later."""
     uri: str = ""
     contents: LogContents = NOTHING
-
-    def write(self, place: Path) -> "Data":
-        """Return the same data in a real log, with what `check` reads from it."""
-        uri = str(place / f"{self.logprobs}-{self.versions}-{self.graded}")
-        with ExperienceLog.open(uri) as log:
-            log.append([self._group(number) for number in range(GROUPS)])
-        config = examine({"run": {"experience": uri}}).config
-        return replace(self, uri=uri, contents=LogContents.of(config))
-
-    def _group(self, number: int) -> Group:
-        group = make_group(number, prefix=f"{self.logprobs}{self.versions}{self.graded}", size=2, tokens=4)
-        keeps = self.logprobs == "all" or (self.logprobs == "some" and number % 2 == 0)
-        answers = tuple(
-            replace(
-                one,
-                token_ids=one.token_ids % 16,
-                behavior_logprobs=one.behavior_logprobs if keeps else UNKNOWN,
-                versions=one.versions if self.versions else (),
-                source="policy" if self.versions else "model:other",
-                score=Score(1.0),
-            )
-            for one in group.completions
-        )
-        made = replace(group, completions=answers)
-        return made if self.graded else without_scores(made)
 
 
 NO_LOG: Final = Data("all", True, True)
@@ -218,81 +181,3 @@ def follow(settings: Settings, data: Data, parameters: float, sentence: str) -> 
 def _reasons(sentences: Iterable[str]) -> set[str]:
     """Return what each sentence says, without its advice."""
     return {sentence.partition("; ")[0] for sentence in sentences}
-
-
-def main() -> bool:
-    options = command_parser(__doc__, short="two presets; record nothing").parse_args()
-    presets = ["rec-oneside-nois", "red-drop"] if options.short else list(PRESETS)
-    known_rows = {
-        row["id"]
-        for file in (ROOT / "lab" / "results").glob("*.json")
-        for row in json.loads(file.read_text(encoding="utf-8"))
-    }
-    levels, wrong, circular, unnamed, tried = Counter[str](), [], [], [], 0
-    with tempfile.TemporaryDirectory(prefix="offbeat-lab-") as place:
-        logs = [
-            Data(*kind).write(Path(place)) for kind in product(("all", "some", "none"), (True, False), (True, False))
-        ]
-        for preset, mode, data, size, settings in combinations(presets, logs):
-            judged = judge(settings, data, size)
-            levels[judged.level] += 1
-            told = f"{preset}, {mode}, {data.logprobs} {data.versions} {data.graded}, {size:g}, {settings['optimizer']}"
-            contradicts = any(one.startswith(CONTRADICTIONS) for one in judged.refused)
-            if bool(judged.refused) == allowed(preset, mode, data) and not contradicts:
-                wrong.append(f"{told}: {judged.refused}")
-            for sentence in (*judged.refused, *filter(None, [judged.loses])):
-                tried += len([*advice(sentence)])
-                circular += [f"{told}: {one}" for one in follow(settings, data, size, sentence)]
-            if (judged.loses or judged.warning) and (
-                judged.row not in known_rows or judged.row not in judged.loses + judged.warning
-            ):
-                unnamed.append(told)
-    for one in [*wrong[:5], *circular[:5], *unnamed[:5]]:
-        print(one)
-    report = show if options.short else record
-    return report(*_figures(levels, wrong, circular, unnamed, tried))
-
-
-def _figures(
-    levels: Counter[str], wrong: list[str], circular: list[str], unnamed: list[str], tried: int
-) -> list[Figure]:
-    spread = ", ".join(f"{level}: {count}" for level, count in sorted(levels.items()))
-    how = "presets x modes x logs with and without log-probs, versions and scores x learning rates x sizes of model"
-    said = levels["known to lose"] + levels["nobody has shown it"]
-    return [
-        Figure(
-            "door.5.pairs",
-            "combinations of preset, data and mode that check refuses although the formula allows them, or accepts "
-            "although it does not",
-            "0",
-            len(wrong),
-            "combinations",
-            not wrong,
-            levels.total(),
-            f"{how}; {spread}",
-        ),
-        Figure(
-            "door.5.circular",
-            "changes named by check that the next check refuses",
-            "0",
-            len(circular),
-            "changes",
-            not circular,
-            tried,
-            "every change of every sentence that refuses, or that needs accept = true, was made",
-        ),
-        Figure(
-            "door.5.warnings",
-            "warnings and known losses that name no row of figures",
-            "0",
-            len(unnamed),
-            "sentences",
-            not unnamed,
-            said,
-            "each row is looked up in lab/results",
-        ),
-    ]
-
-
-if __name__ == "__main__":
-    sys.exit(not main())

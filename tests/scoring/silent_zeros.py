@@ -1,8 +1,4 @@
-"""Ways in which a stored reward can be 0 without the reward function having said 0.
-
-    python -m lab.attacks.silent_zeros            all of them, through the scoring pool, validation, import, feedback,
-                                                  credit and evaluation: rows door.6.zeros and door.6.odd; 5 minutes
-    python -m lab.attacks.silent_zeros --short    those that start no scoring process; records nothing
+"""Ways in which a stored reward could be 0 without the reward function having said 0.
 
 A way is closed if it ends the run with a sentence, if the completion has no score, or if it has the reward that was
 meant. It is visible if `offbeat view` shows the 0 as the answer's fault; events and report count these.
@@ -10,16 +6,13 @@ meant. It is visible if `offbeat view` shows the 0 as the answer's fault; events
 
 import json
 import math
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lab.figures import Figure, command_parser, report
 from offbeat.errors import InvalidReward, TaskError
 from offbeat.evaluation.table import Attempts, evaluate
 from offbeat.experience.feedback import Deadline
@@ -36,7 +29,7 @@ from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.tasks.rewards import Answers, Reward, reward_of
 from offbeat.tasks.task import Task
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, Unscorable
-from tests.fixtures.attacks.odd_rewards import ANSWERS, COLUMNS, ODD, OTHERS, Odd
+from tests.fixtures.attacks.odd_rewards import ANSWERS, COLUMNS, Odd
 
 CLOSED, VISIBLE, SILENT = "closed", "visible", "SILENT"
 
@@ -165,55 +158,3 @@ ELSEWHERE: dict[str, Callable[[Path], bool]] = {
     "means and words of groups without a score": lambda _: _described(),
 }
 """Ways apart from the scoring pool: True if closed."""
-
-
-def ways(short: bool) -> Iterator[tuple[str, str]]:
-    """Yield every way and its verdict."""
-    for odd in [] if short else [*ODD, *OTHERS]:
-        found = scored(odd)
-        result = verdict(found, came_to(odd, found))
-        shown = found if isinstance(found, str) else ", ".join(map(describe_score, found))
-        print(f"{result:8} {odd.name}: {shown[:150]}", flush=True)
-        yield odd.name, result
-    for name, closed in ELSEWHERE.items():
-        with tempfile.TemporaryDirectory() as place:
-            result = CLOSED if closed(Path(place)) else SILENT
-        print(f"{result:8} {name}", flush=True)
-        yield name, result
-
-
-def main() -> bool:
-    short: bool = command_parser(__doc__, short="only ways that start no scoring process").parse_args().short
-    found = dict(ways(short))
-    counts = {kind: sum(result == kind for result in found.values()) for kind in (CLOSED, VISIBLE, SILENT)}
-    silent = [name for name, result in found.items() if result == SILENT]
-    zeros = Figure(
-        "door.6.zeros",
-        "ways to a stored 0 that no reward function said: closed or visible",
-        "all",
-        f"{counts[CLOSED] + counts[VISIBLE]} of {len(found)}",
-        "ways",
-        not silent,
-        len(found),
-        f"{counts[CLOSED]} closed: the run ends with a sentence, the completion has no score, or the reward that was "
-        f"meant; {counts[VISIBLE]} visible: `offbeat view` says that it is the answer's fault, event `unscorable` and "
-        f"metric answer_fault_share count it; silent: {', '.join(silent) or 'none'}",
-    )
-    if short:
-        return report(True, zeros)
-    right = [odd.name for odd in ODD if found[odd.name] != SILENT]
-    odd = Figure(
-        "door.6.odd",
-        "reward functions with odd ranges, types, None, NaN and lists that come to what they mean",
-        "20 of 20",
-        f"{len(right)} of {len(ODD)}",
-        "functions",
-        len(right) == len(ODD) == 20,
-        len(ODD),
-        "each in the scoring pool with two answers; " + "; ".join(sorted({odd.name for odd in ODD})),
-    )
-    return report(False, zeros, odd)
-
-
-if __name__ == "__main__":
-    sys.exit(not main())
