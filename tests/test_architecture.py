@@ -11,7 +11,7 @@ import pytest
 SRC = Path(__file__).parent.parent / "src" / "offbeat"
 
 LAYERS: list[set[str]] = [
-    {"errors", "seeds", "types", "words"},
+    {"errors", "seeds", "types", "words", "working"},
     {"events", "hub", "imports", "metrics"},
     {"evaluation", "objective", "storage", "verify"},
     {"config", "sandbox", "weights"},
@@ -81,9 +81,9 @@ def test_help_answers_without_torch() -> None:
 
 LINES_OF_A_FILE = 600
 FILES_OF_A_FOLDER = 18
-CROWDED = {"cli": 20, "reports": 21, "run": 32}
+CROWDED: dict[str, int] = {}
 """Folders that still have more files than they may. The numbers only fall."""
-BUDGET = 43_845
+BUDGET = 43_000
 """Lines of `src`. Lower it when code goes away; a change that raises it says in docs/log.md what a user got for it."""
 
 

@@ -18,7 +18,7 @@ from types import FrameType
 
 from lab.figures import ROOT
 from offbeat.sandbox import Arguments, ProgramOutcome, SandboxLimits
-from offbeat.sandbox.slots import FIRST_UID, MOST
+from offbeat.sandbox.cgroups import FIRST_UID, MOST
 
 ALLOWED_LATENESS = 5.0
 """Seconds over its limit after which a run must have returned, on a busy machine."""

@@ -24,8 +24,8 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from lab.figures import Figure, command_parser, machine, report
+from offbeat.sandbox.cgroups import FIRST_UID, MOST
 from offbeat.sandbox.meter import descendants
-from offbeat.sandbox.slots import FIRST_UID, MOST
 from offbeat.scoring.pool import Outcome, ScoringPool
 from offbeat.tasks.python_code import passes
 from offbeat.tasks.rewards import Reward

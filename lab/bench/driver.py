@@ -29,8 +29,8 @@ from offbeat.rollout.prompt_leases import PromptLeases
 from offbeat.run.admission import ConcurrentAdmission
 from offbeat.run.cadence import Fixed
 from offbeat.run.desk import Desk
-from offbeat.run.evaluation_leases import EvaluationSchedule
-from offbeat.run.evaluation_rounds import EngineEvaluation, EvaluationRounds
+from offbeat.run.evaluation.leases import EvaluationSchedule
+from offbeat.run.evaluation.rates import EngineEvaluation, EvaluationRounds
 from offbeat.run.fleet import Fleet
 from offbeat.run.health import Health
 from offbeat.run.journal import FileJournal, Stopwatch

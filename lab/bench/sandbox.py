@@ -23,7 +23,7 @@ from lab.attacks.sandbox_witness import HELD, Unconfined, Witness, witness
 from lab.figures import Figure, command_parser, machine, record
 from offbeat.errors import SandboxError
 from offbeat.sandbox import Sandbox, SandboxLimits, open_sandbox
-from offbeat.sandbox.slots import FIRST_UID
+from offbeat.sandbox.cgroups import FIRST_UID
 from offbeat.tasks.code_tests import parse
 from offbeat.tasks.python_code import TestVerdict, judge, program_in
 from tests.fixtures.attacks.sandbox_programs import CHEATS, HONEST, Problem

@@ -20,9 +20,8 @@ from offbeat.config import Config, parse
 from offbeat.errors import RunStopped
 from offbeat.experience.log import ExperienceLog
 from offbeat.run.build import load_tokenizer
-from offbeat.run.cadence import StepEvidence
+from offbeat.run.cadence import PublishEvidence, StepEvidence
 from offbeat.run.directory import RunDirectory
-from offbeat.run.evidence import PublishEvidence
 from offbeat.run.journal import Phase, read
 from offbeat.run.local import train
 from offbeat.run.loop import Loop

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from lab.figures import ROOT, Figure, command_parser, machine, record
 from lab.learning.statistics import Interval
-from offbeat.evaluation.table import GREEDY
+from offbeat.evaluation import GREEDY
 from offbeat.run.journal import read
 from offbeat.run.quickstart import make_model
 from tests.fixtures.processes import OFFBEAT

@@ -1,7 +1,7 @@
 """Damage a run in 40 ways and ask `offbeat fsck`: `python -m lab.torture.fsck`. A few minutes.
 
-A tiny run trains four steps. Every damage is done to a copy of it. `fsck` must say of the whole copy that it is whole,
-find each damage, and repair those that can be repaired: after that only what the next resume repairs is left.
+A tiny run trains four steps. Every damage is done to a copy of it. `fsck` must say of the whole run that it is whole,
+and find each damage.
 """
 
 import json
@@ -17,8 +17,7 @@ from lab.torture.weight_log_damage import make_run
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.schema import SCHEMAS
 from offbeat.run.directory import RunDirectory
-from offbeat.run.fsck.check import check_run, repair_run
-from offbeat.run.fsck.findings import PartFinding, Remedy
+from offbeat.run.fsck import PartFinding, check_run
 from tests.fixtures.damage import (
     Damage,
     checkpoints,
@@ -35,11 +34,10 @@ from tests.fixtures.runs import scratch
 
 @dataclass(frozen=True)
 class Case:
-    """A damage, and whether a person is needed to repair it."""
+    """A damage and its name."""
 
     name: str
     damage: Damage
-    beyond_repair: bool = False
 
 
 def file_cases() -> Iterator[Case]:
@@ -49,10 +47,10 @@ def file_cases() -> Iterator[Case]:
         yield Case(f"{name} is cut", _to(cut, name))
         yield Case(f"{name} is empty", _to(empty, name))
     yield Case("a setting in config.json is changed", _change_seed)
-    yield Case("events.jsonl is lost", _to(Path.unlink, "events.jsonl"), beyond_repair=True)
+    yield Case("events.jsonl is lost", _to(Path.unlink, "events.jsonl"))
     yield Case("a byte in events.jsonl is flipped", _to(flip, "events.jsonl"))
     yield Case("events.jsonl ends with garbage", _add_garbage)
-    yield Case("steps are missing in events.jsonl", _drop_steps, beyond_repair=True)
+    yield Case("steps are missing in events.jsonl", _drop_steps)
     yield Case("the tokenizer is lost", _to(shutil.rmtree, "tokenizer"))
     yield Case("an index file is damaged", _damage_index)
 
@@ -89,8 +87,8 @@ def checkpoint_cases() -> Iterator[Case]:
         yield Case(f"{file} of the newest checkpoint is lost", _to_newest(Path.unlink, file))
     yield Case("the newest checkpoint is cut", _to_newest(cut, "rank-0000.safetensors"))
     yield Case("a manifest of a checkpoint cannot be read", _to_newest(replace_by_directory, "manifest.json"))
-    yield Case("no checkpoint is whole", _flip_all_checkpoints, beyond_repair=True)
-    yield Case("all checkpoints are lost", _to(shutil.rmtree, "checkpoints"), beyond_repair=True)
+    yield Case("no checkpoint is whole", _flip_all_checkpoints)
+    yield Case("all checkpoints are lost", _to(shutil.rmtree, "checkpoints"))
 
 
 def _to_newest(damage: Callable[[Path], None], file: str) -> Damage:
@@ -113,17 +111,17 @@ def _data(run: Path, table: str) -> Path:
 def experience_cases() -> Iterator[Case]:
     """Damages of the experience log."""
     for table in SCHEMAS:
-        yield Case(f"{table}.lance is lost", _to(shutil.rmtree, f"experience/{table}.lance"), beyond_repair=True)
+        yield Case(f"{table}.lance is lost", _to(shutil.rmtree, f"experience/{table}.lance"))
     for table in ("groups", "events"):
-        yield Case(f"a data file of {table}.lance is lost", _to_data(Path.unlink, table), beyond_repair=True)
-        yield Case(f"a data file of {table}.lance is cut", _to_data(cut, table), beyond_repair=True)
-        yield Case(f"all manifests of {table}.lance are empty", _to_manifests(empty, table), beyond_repair=True)
+        yield Case(f"a data file of {table}.lance is lost", _to_data(Path.unlink, table))
+        yield Case(f"a data file of {table}.lance is cut", _to_data(cut, table))
+        yield Case(f"all manifests of {table}.lance are empty", _to_manifests(empty, table))
         lose = _to_manifests(Path.unlink, table, all_but=2)
-        yield Case(f"{table}.lance has lost its newest rows", lose, beyond_repair=True)
+        yield Case(f"{table}.lance has lost its newest rows", lose)
     yield Case("an unfinished manifest is in groups.lance", _tear_next)
-    yield Case("the experience log is lost", _to(shutil.rmtree, "experience"), beyond_repair=True)
-    yield Case("a byte of a group is flipped", lambda run: flip(_data(run, "groups"), 0.1), beyond_repair=True)
-    yield Case("an id is in the log twice with other content", _repeat_id, beyond_repair=True)
+    yield Case("the experience log is lost", _to(shutil.rmtree, "experience"))
+    yield Case("a byte of a group is flipped", lambda run: flip(_data(run, "groups"), 0.1))
+    yield Case("an id is in the log twice with other content", _repeat_id)
 
 
 def _to_data(damage: Callable[[Path], None], table: str) -> Damage:
@@ -158,16 +156,12 @@ def damages(found: list[PartFinding]) -> list[PartFinding]:
     return [one for one in found if one.remedy is not None]
 
 
-def judge(case: Case, run: Path) -> tuple[bool, bool]:
-    """Return whether the damage is found, and whether the repair leaves nothing to do, or a person who must help."""
-    directory = RunDirectory(run)
+def finds(case: Case, run: Path) -> bool:
+    """Return whether the damage is found."""
     case.damage(run)
-    found = damages(list(check_run(directory)))
+    found = damages(list(check_run(RunDirectory(run))))
     print(f"{case.name}: {found[0] if found else 'NOT FOUND'}", flush=True)
-    left = [one for one in damages(list(repair_run(directory))) if one.remedy is not Remedy.RESUME]
-    if left and not case.beyond_repair:
-        print(f"  NOT REPAIRED: {left[0]}", flush=True)
-    return bool(found), case.beyond_repair or not left
+    return bool(found)
 
 
 SHORT: Final = 6
@@ -181,18 +175,10 @@ def main() -> bool:
         assert not whole, whole
         tried = cases(foreign / "weights")
         tried = tried[:: len(tried) // SHORT] if short else tried
-        verdicts = [judge(case, shutil.copytree(run, place / f"copy{at}")) for at, case in enumerate(tried)]
-    repairable = [case for case in tried if not case.beyond_repair]
-    found = sum(one for one, _ in verdicts)
-    repaired = sum(good for case, (_, good) in zip(tried, verdicts, strict=True) if not case.beyond_repair)
-    rows = (
-        Figure("hardening.8", "injected damages that `offbeat fsck` finds", f"{len(tried)} of {len(tried)}",
-               f"{found} of {len(tried)}", "damages", found == len(tried), len(tried)),
-        Figure("hardening.8.repaired", "repairable damages after which only a resume is left to do",
-               f"{len(repairable)} of {len(repairable)}", f"{repaired} of {len(repairable)}", "damages",
-               repaired == len(repairable), len(repairable), "the others lost what no other part of a run holds"),
-    )  # fmt: skip
-    return report(short, *rows)
+        found = sum(finds(case, shutil.copytree(run, place / f"copy{at}")) for at, case in enumerate(tried))
+    row = Figure("hardening.8", "injected damages that `offbeat fsck` finds", f"{len(tried)} of {len(tried)}",
+                 f"{found} of {len(tried)}", "damages", found == len(tried), len(tried))  # fmt: skip
+    return report(short, row)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ _HOMES: Final = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'offbeat' has no attribute {name!r}")
-    from offbeat.reports.working import TICK, Working
+    from offbeat.working import TICK, Working
 
     with Working("loading offbeat", after=TICK):  # less than a second, unless the machine is busy
         home = import_module(_HOMES[name])

@@ -23,9 +23,9 @@ from offbeat.from_python import described, own_settings, remove_task
 from offbeat.hub import find_model, hub_name
 from offbeat.imports import paused_collector
 from offbeat.reports.run import Run
-from offbeat.reports.working import TICK, Working
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.event_loop import outside_event_loop
+from offbeat.working import TICK, Working
 
 if TYPE_CHECKING:
     from offbeat.evaluation import EvaluationRow
@@ -156,7 +156,7 @@ def resume(
     If the task's data, a reward function or offbeat itself has changed since that checkpoint, it raises `RunError`;
     with `accept_changes` the run continues and records what changed.
     """
-    from offbeat.run.inputs import require_same_inputs
+    from offbeat.run.directory import require_same_inputs
 
     opened = run if isinstance(run, Run) else Run(run)
     config = opened.config
@@ -224,7 +224,7 @@ def evaluate(
     """
     with Working("loading torch", quiet=not progress) as working:
         with paused_collector():
-            from offbeat.run.evaluation_model import EvaluationSettings, evaluate_model, evaluate_run
+            from offbeat.run.evaluation.model import EvaluationSettings, evaluate_model, evaluate_run
 
         working.next("loading the model")
         asked = EvaluationSettings(

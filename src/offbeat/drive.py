@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 from offbeat.config import Config
 from offbeat.events import EventKind
 from offbeat.imports import paused_collector
-from offbeat.reports.working import Working
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.event_loop import event_loop_runs, outside_event_loop
 from offbeat.run.journal import FileJournal
 from offbeat.types import Json
+from offbeat.working import Working
 
 if TYPE_CHECKING:
     from offbeat.experience.ledger import Ledger
@@ -67,7 +67,7 @@ def _drive(
 
         from offbeat.imports import without_progress_bars
         from offbeat.preflight.checks import lag_findings, missing_engine
-        from offbeat.preflight.gpu.machine import unchecked_line
+        from offbeat.preflight.gpu_session import unchecked_line
         from offbeat.reports.live import LiveView
 
         working.next("loading offbeat")

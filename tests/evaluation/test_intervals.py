@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from offbeat.evaluation.intervals import paired_difference, rate_interval
+from offbeat.evaluation import paired_difference, rate_interval
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from offbeat.errors import LogReadError
 from offbeat.experience.lance_table import Table
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.rows import group_rows, groups_from
-from offbeat.experience.schema import GROUPS, digest
+from offbeat.experience.schema import GROUPS, digest, group_rows, groups_from
 from offbeat.types import Group, Score
 from tests.fixtures.groups import groups, make_group
 

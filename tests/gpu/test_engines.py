@@ -17,8 +17,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from offbeat.preflight.gpu.kernels import doctor_llama
-from offbeat.preflight.gpu.run import save_model
+from offbeat.preflight.gpu_run import doctor_llama, save_model
 from offbeat.rollout.engine import Engine, Request, Sampling
 from offbeat.rollout.parity import FLOOR, SLACK, Prober
 from offbeat.rollout.vllm import VllmEngine

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from offbeat.objective.presets import PRESETS
-from offbeat.preflight.gpu.kernels import doctor_llama, made_groups
+from offbeat.preflight.gpu_run import doctor_llama, made_groups
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks, make_mesh, serving_state, shard
 from offbeat.trainer.optimizer import MasterAdamW, OptimizerSettings, Schedule

@@ -116,8 +116,7 @@ def test_missing_extras_are_named_with_the_command_that_installs_them(
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name in gone else real(name))
     text = GOOD.replace("{places}", str(places)).replace('"hf"', '"vllm"')
     lines = problems(text + '[run]\nsinks = ["wandb"]\nplace = "ray"\n', tmp_path)
-    assert ["vllm" in lines[0], "ray" in lines[1], "wandb" in lines[2]] == [True] * 3
-    assert all(extras.install_command(name) in line for name, line in zip(("vllm", "ray", "wandb"), lines, strict=True))
+    assert all(extras.install_command(name) in line for name, line in zip(("vllm", "wandb", "ray"), lines, strict=True))
 
 
 @pytest.mark.parametrize(

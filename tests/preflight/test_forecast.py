@@ -7,7 +7,7 @@ import pytest
 from offbeat.config import parse
 from offbeat.placement import hardware
 from offbeat.preflight.forecast import ModelFiles, Speed, forecast
-from offbeat.run.build_trainer import make_trainer
+from offbeat.run.learner import make_trainer
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.worst_case import StepShape
 from tests.fixtures.tiny_model import save_llama

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from offbeat.cli.main import app
 from offbeat.placement.hardware import Hardware
+from offbeat.preflight import gpu_run as run
+from offbeat.preflight import gpu_session as session
 from offbeat.preflight.doctor import Finding, FindingState
-from offbeat.preflight.gpu import kernels, machine, run, session
-from offbeat.preflight.gpu.session import PARTS, DoctorSession, examine
+from offbeat.preflight.gpu_session import PARTS, DoctorSession, examine
 from offbeat.rollout.engine import Engine, Weights
 from offbeat.rollout.hf import HfEngine
 from offbeat.trainer import flex
@@ -43,7 +44,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("traced")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_packed_rows_of_a_right_kernel_pass() -> None:
-    finding = kernels.check_flex("cpu")
+    finding = run.check_flex("cpu")
     assert finding.state is OK, finding
     numbers = finding.numbers
     assert isinstance(numbers["logprobs"], float) and 0 < numbers["logprobs"] <= 1e-5
@@ -60,7 +61,7 @@ def test_a_mask_that_hides_the_prompt_is_broken(monkeypatch: pytest.MonkeyPatch)
         return keys._replace(prompt_end_L=np.zeros_like(keys.prompt_end_L)), lists
 
     monkeypatch.setattr(flex, "find_blocks", wrong)
-    finding = kernels.check_flex("cpu")
+    finding = run.check_flex("cpu")
     assert finding.state is BROKEN and finding.fix and "packed rows are off" in finding.detail
 
 
@@ -77,19 +78,19 @@ class UnfusedKernel:
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_a_kernel_that_is_not_fused_or_compiled_for_every_shape_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "FUSED", UnfusedKernel())
-    assert "unfused" in kernels.check_flex("cpu").detail
+    assert "unfused" in run.check_flex("cpu").detail
     graphs = {"no grad, 4/2 heads of 64": 3, "grad, 4/2 heads of 64": 1}
-    assert kernels.graph_problems(graphs, "cuda") == ["flex_attention was compiled 3 times (no grad, 4/2 heads of 64)"]
-    assert "unfused" in kernels.graph_problems({"no grad, x": 1}, "cuda")[0]
+    assert run.graph_problems(graphs, "cuda") == ["flex_attention was compiled 3 times (no grad, 4/2 heads of 64)"]
+    assert "unfused" in run.graph_problems({"no grad, x": 1}, "cuda")[0]
 
 
 def test_copies_are_measured_and_a_publish_is_estimated() -> None:
-    speeds = machine.copy_speeds("cpu", 16 << 20)
-    assert speeds.keys() == machine.FLOORS.keys() and min(speeds.values()) > 0
+    speeds = session.copy_speeds("cpu", 16 << 20)
+    assert speeds.keys() == session.FLOORS.keys() and min(speeds.values()) > 0
 
 
 def test_a_slow_disk_and_a_slow_link_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    right_write, right_copy = machine.write, machine.copy
+    right_write, right_copy = session.write, session.copy
 
     def slow_write(file: IO[bytes], content: np.ndarray, *, durable: bool) -> None:
         time.sleep(2.0 if durable else 0.0)
@@ -100,10 +101,10 @@ def test_a_slow_disk_and_a_slow_link_are_broken(monkeypatch: pytest.MonkeyPatch)
         right_copy(to, source)
 
     with monkeypatch.context() as patch:
-        patch.setattr(machine, "write", slow_write)
-        disk = machine.check_machine("cpu")
-    monkeypatch.setattr(machine, "copy", slow_copy)
-    link = machine.check_machine("cpu")
+        patch.setattr(session, "write", slow_write)
+        disk = session.check_machine("cpu")
+    monkeypatch.setattr(session, "copy", slow_copy)
+    link = session.check_machine("cpu")
     assert disk.state is link.state is BROKEN
     assert "disk write at" in disk.detail and "local disk" in disk.fix
     assert "host to device at" in link.detail and "PCIe" in link.fix
@@ -131,7 +132,7 @@ class UnchangedEngine(HfEngine):
 )
 def test_an_engine_must_wake_with_its_weights_and_serve_what_it_loads(kind: type[HfEngine], shown: str) -> None:
     async def start() -> Engine:
-        return kind(kernels.doctor_llama(tied=True))
+        return kind(run.doctor_llama(tied=True))
 
     finding = asyncio.run(run.turns_of(start, "cpu"))
     assert finding.state is (BROKEN if shown else OK) and shown in finding.detail
@@ -233,22 +234,21 @@ def test_the_command_prints_findings_writes_the_report_and_fails_if_something_is
 
 
 def test_a_run_says_in_one_line_that_its_gpus_were_not_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert machine.unchecked_line() == ""  # no GPU here
+    assert session.unchecked_line() == ""  # no GPU here
     known: dict[str, Any] = {"gpus": [{"name": "A10"}], "driver": "570.1", "packages": {"torch": "2.13.0"}}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Hardware, "detect", classmethod(lambda cls: Hardware(1, 1, 24.0)))
-    for module in (machine, session):
-        monkeypatch.setattr(module, "describe_machine", lambda device: known)
-    assert "have not been checked; `offbeat doctor --gpu`" in machine.unchecked_line()
+    monkeypatch.setattr(session, "describe_machine", lambda device: known)
+    assert "have not been checked; `offbeat doctor --gpu`" in session.unchecked_line()
     doctor = DoctorSession("cuda", ["flex"])
     doctor.findings = [Finding("flex", OK, "same")]
     doctor.keep()
-    assert machine.unchecked_line() == ""
+    assert session.unchecked_line() == ""
     known["driver"] = "571.0"
-    assert "have not been checked" in machine.unchecked_line()
+    assert "have not been checked" in session.unchecked_line()
     doctor.findings = [Finding("flex", BROKEN, "off by 1", "update torch")]
     doctor.keep()
-    assert machine.unchecked_line() == "the last `offbeat doctor --gpu` found something broken on this machine: flex"
+    assert session.unchecked_line() == "the last `offbeat doctor --gpu` found something broken on this machine: flex"
 
 
 @pytest.mark.engine

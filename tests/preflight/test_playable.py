@@ -11,15 +11,10 @@ from tests.fixtures.attacks.broken_configs import GOOD, make_places
 
 run = CliRunner(env={"COLUMNS": "200"}).invoke
 TASK = """
-from offbeat.tasks.turns import Calculator
-
 examples = [{"prompt": "17*25?", "answer": "425"}]
 
 def reward(text, columns):
     return float(columns["answer"] in text)
-
-def environment(example):
-    return Calculator()
 """
 
 
@@ -27,8 +22,7 @@ def environment(example):
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("places")
     make_places(root)
-    (root / "turns.py").write_text(TASK)
-    (root / "signed.py").write_text(TASK.split("def environment")[0] + "reward_range = (-1.0, 1.0)\n")
+    (root / "signed.py").write_text(TASK + "reward_range = (-1.0, 1.0)\n")
     return root
 
 
@@ -36,26 +30,8 @@ def asked(command: str, places: Path, tmp_path: Path, *settings: str) -> tuple[i
     file = tmp_path / "run.toml"
     file.write_text(GOOD.replace("{places}", str(places)))
     words = [word for setting in settings for word in ("--set", setting)]
-    out = ["--out", str(tmp_path / "run")] if command == "train" else []
-    result = run(app, [command, str(file), *words, *out])
+    result = run(app, [command, str(file), *words])
     return result.exit_code, " ".join(result.output.split())
-
-
-@pytest.mark.parametrize("command", ["check", "train"])
-@pytest.mark.parametrize("mode", ["lockstep", "concurrent"])
-def test_a_task_with_an_environment_is_refused_in_runs_that_generate(
-    command: str, mode: str, places: Path, tmp_path: Path
-) -> None:
-    code, says = asked(command, places, tmp_path, f"task.name={places}/turns.py", f"run.mode={mode}")
-    assert code == 2 and "has an environment, and runs do not play several turns yet" in says
-    assert "offbeat.tasks.turns" in says and "run.mode = 'offline'" in says
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_task_with_an_environment_is_accepted_offline(places: Path, tmp_path: Path) -> None:
-    offline = ["run.mode=offline", "sampler.mode=offline", f"run.experience={places}/log", "objective.preset=asymre"]
-    code, says = asked("check", places, tmp_path, f"task.name={places}/turns.py", *offline)
-    assert code == 0, says
 
 
 def test_shrunk_advantages_need_rewards_from_0_to_1(places: Path, tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ import pytest
 
 from offbeat.config import parse
 from offbeat.errors import RunError
-from offbeat.evaluation.intervals import student_t
-from offbeat.reports.differences import differences
+from offbeat.evaluation import difference, student_t
+from offbeat.reports.comparison import SeedPool, differences, name_runs
 from offbeat.reports.history import EvaluationPoint, RunHistory, RunState, StepRecord
-from offbeat.reports.intervals import difference
-from offbeat.reports.pools import SeedPool, name_runs
 from offbeat.reports.record import RunRecord
 
 

@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offbeat.config import parse
+from offbeat.evaluation import interval, mean_curve
 from offbeat.experience.index import Columns
+from offbeat.reports.comparison import pool_seeds
 from offbeat.reports.history import PublishRecord, RunHistory, StepRecord
 from offbeat.reports.improvement import VersionReward, improvements, rewards_by_version
-from offbeat.reports.intervals import interval, mean_curve
 from offbeat.reports.plot import HEIGHT, TOP, WIDTH, Plot, Series, downsample, draw, draw_stack, round_ticks, standalone
-from offbeat.reports.pools import pool_seeds
 
 FINITE = st.floats(-1e9, 1e9)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from offbeat.events import EventKind
 from offbeat.reports.history import RunHistory, RunState, history_of, read_history, state_of
+from offbeat.reports.page import progress
 from offbeat.reports.record import RunRecord
-from offbeat.reports.sentences import progress
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.journal import FileJournal
 from tests.reports.made_run import make_run

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 from offbeat.errors import EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.hf import HfEngine, draw, sampled_from
-from offbeat.rollout.stopping import read_generation_config, stop_tokens
+from offbeat.tasks.tokenizer import read_generation_config, stop_tokens
 from offbeat.types import Completion, Finish
 from tests.fixtures import tiny_model
 from tests.fixtures.adapted_model import AdaptedModel

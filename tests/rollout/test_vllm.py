@@ -8,7 +8,6 @@ import time
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -20,14 +19,12 @@ from offbeat.errors import ConfigError, EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.parity import Prober
 from offbeat.rollout.vllm import VllmEngine
-from offbeat.rollout.vllm_full import FullWeights
 from offbeat.rollout.vllm_settings import Surroundings, environment
+from offbeat.rollout.vllm_versions import FullWeights
 from offbeat.types import Completion, Finish
 from tests.fixtures.engine_runs import (
     PROMPT,
-    Rounds,
     Unrepaired,
-    WithoutTwin,
     engine_for,
     expected,
     judge,
@@ -228,16 +225,6 @@ def test_after_each_sync_a_tied_model_is_served_exactly(keeping: Served) -> None
 def test_after_each_sync_an_untied_model_is_served_exactly(draining: Served) -> None:
     draining.version = 3
     found = draining.run(sync_rounds(draining.engine, draining.model, 3))
-    assert max(found.after) < 1e-4 and min(found.before) > 0.1 and all(found.passed)
-
-
-def test_a_model_that_is_reloaded_without_a_twin_as_on_gpu_is_served_exactly(tmp_path: Path) -> None:
-    async def synced() -> Rounds:
-        async with engine_for(tmp_path, worker_part=WithoutTwin) as engine:
-            return await sync_rounds(engine, model, 2)
-
-    model = save_llama(tmp_path, tied=True)
-    found = asyncio.run(synced())
     assert max(found.after) < 1e-4 and min(found.before) > 0.1 and all(found.passed)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from offbeat.rollout.vllm_cpu_adapters import GroupedAdapters, group_adapters
+from offbeat.rollout.vllm_worker import GroupedAdapters, group_adapters
 
 
 class Wrapper:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offbeat.errors import AdapterMismatch
-from offbeat.rollout.weight_checks import adapter_shapes, check_adapter
+from offbeat.rollout.parity import adapter_shapes, check_adapter
 from offbeat.weights.adapter import AdapterSpec
 
 SPEC = AdapterSpec(rank=2, alpha=4.0, targets=("q_proj", "down_proj"), base="")

@@ -16,7 +16,7 @@ from offbeat.errors import AdapterMismatch, CheckpointError, CheckpointMismatch
 from offbeat.events import EventKind
 from offbeat.run.build import load_tokenizer, make_task
 from offbeat.run.directory import RunDirectory
-from offbeat.run.fsck.check import check_run
+from offbeat.run.fsck import check_run
 from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.run.loop import Loop

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from offbeat.config import parse
 from offbeat.placement import hardware
-from offbeat.run.build_trainer import make_trainer
+from offbeat.run.learner import make_trainer
 from offbeat.trainer.fsdp import Ranks, named_tensors, serving_state
 from offbeat.types import Json
 from tests.fixtures.ranks import run_ranks

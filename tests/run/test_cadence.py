@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.run.cadence import ENOUGH_TOKENS, Cadence, Cost, Drift, Fixed, PublishReason, StepEvidence, recent_drift
-from offbeat.run.evidence import PublishEvidence
+from offbeat.run.cadence import (
+    ENOUGH_TOKENS,
+    Cadence,
+    Cost,
+    Drift,
+    Fixed,
+    PublishEvidence,
+    PublishReason,
+    StepEvidence,
+    recent_drift,
+)
 from offbeat.run.journal import Phase
 from offbeat.types import PublishedDrift
 

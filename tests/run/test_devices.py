@@ -17,9 +17,8 @@ from offbeat.objective.presets import PRESETS
 from offbeat.placement.hardware import Hardware
 from offbeat.placement.plan import EnginePlace
 from offbeat.rollout import vllm
-from offbeat.run import devices
-from offbeat.run.devices import plan_run, shared_gpu
-from offbeat.run.engines import engine_threads, start_engine
+from offbeat.run import engines
+from offbeat.run.engines import engine_threads, plan_run, shared_gpu, start_engine
 from offbeat.run.turns import GpuUser
 from offbeat.weights.probe import LENGTH
 from tests.trainer.small import a_trainer
@@ -101,9 +100,9 @@ def test_a_torch_without_cuda_beside_a_driver_is_named(
     half_billion: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "version").write_text("NVRM version: 580.1")
-    monkeypatch.setattr(devices, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(engines, "DRIVER", tmp_path / "version")
     with caplog.at_level(logging.WARNING):
-        assert devices.plan_here(half_billion) is None
+        assert engines.plan_here(half_billion) is None
     assert "sees no GPU: the run uses the CPU" in caplog.text
 
 

@@ -12,7 +12,7 @@ from offbeat.experience.log import ExperienceLog
 from offbeat.rollout.hf import HfEngine
 from offbeat.run.build import load_tokenizer, make_task
 from offbeat.run.directory import RunDirectory
-from offbeat.run.evaluation import PolicyEvaluation
+from offbeat.run.evaluation.rates import PolicyEvaluation
 from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.run.loop import Loop

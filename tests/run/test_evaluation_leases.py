@@ -12,8 +12,8 @@ from offbeat.errors import WaitExpired
 from offbeat.rollout.prompt_leases import PromptLease, PromptLeases
 from offbeat.run.admission import LockstepAdmission
 from offbeat.run.desk import Desk
-from offbeat.run.evaluation_leases import EvaluationLeases, EvaluationPrompt, EvaluationSchedule
-from offbeat.run.evaluation_rounds import EngineEvaluation
+from offbeat.run.evaluation.leases import EvaluationLeases, EvaluationPrompt, EvaluationSchedule
+from offbeat.run.evaluation.rates import EngineEvaluation
 from offbeat.types import Completion, Group, Prompt, Score, VersionSpan
 from tests.fixtures.simulation import virtual_time
 

@@ -11,9 +11,9 @@ from offbeat.config import Config, parse
 from offbeat.errors import PromptTooLong
 from offbeat.events import EventKind
 from offbeat.rollout.prompt_leases import PromptLeases
+from offbeat.run.desk import FittingPrompts, prompt_limit
 from offbeat.run.directory import RunDirectory
-from offbeat.run.evaluation import evaluation_prompts
-from offbeat.run.fitting_prompts import FittingPrompts, prompt_limit
+from offbeat.run.evaluation.rates import evaluation_prompts
 from offbeat.run.journal import read
 from offbeat.run.local import train
 from offbeat.tasks.data import Example

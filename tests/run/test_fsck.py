@@ -1,5 +1,6 @@
-"""`offbeat fsck` finds damage in every part of a run and repairs what another part still holds."""
+"""`offbeat fsck` finds damage in every part of a run, and what it advises repairs it."""
 
+import json
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -9,17 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
-from offbeat.run.directory import RunDirectory, RunLock
-from offbeat.run.fsck.check import check_run
-from offbeat.run.fsck.findings import PartFinding, Remedy
+from offbeat.run.directory import RunDirectory
+from offbeat.run.fsck import PartFinding, Remedy, check_run
 from tests.fixtures.damage import checkpoints, cut, empty, flip, manifests, replace_by_file
 
-ARCHIVE = Path(__file__).parent.parent / "upgrade" / "0.1.0.tar.xz"
+ARCHIVE = Path(__file__).parent.parent / "upgrade" / "a4ce5e6.tar.xz"
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run that the last release trained to its end; its paths are relative."""
+    """Return a run that an earlier commit trained to its end; its paths are relative."""
     place = tmp_path_factory.mktemp("earlier")
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(place, filter="data")
@@ -53,30 +53,60 @@ def _tear_next_manifest(run: Path) -> None:
     newest.with_name(f"{int(newest.stem) - 1:020}.manifest").write_bytes(newest.read_bytes()[:100])
 
 
-REPAIRED: dict[str, Callable[[Path], object]] = {
-    "config.json": lambda run: empty(run / "config.json"),
-    "environment.json": lambda run: (run / "environment.json").unlink(),
-    "events.jsonl": lambda run: flip(run / "events.jsonl", 0.0),
+def _write_config(run: Path) -> None:
+    manifest = json.loads((checkpoints(run)[-1] / "manifest.json").read_text())
+    (run / "config.json").write_text(json.dumps(manifest["config"]))
+
+
+def _delete_line(run: Path) -> None:
+    lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "events.jsonl").write_bytes(b"".join(lines[1:]))
+
+
+ADVICE: dict[str, tuple[Callable[[Path], object], str, Callable[[Path], object]]] = {
+    "config.json": (lambda run: empty(run / "config.json"), 'manifest.json holds as "config"', _write_config),
+    "environment.json": (
+        lambda run: (run / "environment.json").unlink(),
+        'write {"run": "a new name"} into it',
+        lambda run: (run / "environment.json").write_text('{"run": "again"}'),
+    ),
+    "events.jsonl": (lambda run: flip(run / "events.jsonl", 0.0), "are no events (1). Delete them", _delete_line),
+    "weights": (lambda run: replace_by_file(run / "weights"), "Move it away", lambda run: (run / "weights").unlink()),
+}
+
+
+@pytest.mark.parametrize("part", ADVICE)
+def test_who_follows_the_advice_for_a_damage_has_repaired_it(run: Path, part: str) -> None:
+    damage, advice, follow = ADVICE[part]
+    damage(run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and ".lance" not in str(path)}
+    code, output = fsck(run)
+    assert code == 1
+    [line] = [line for line in output.splitlines() if line.startswith(f"damaged  {part}")]
+    assert advice in line and line.endswith("only you can repair it")
+    assert all(path.read_bytes() == content for path, content in before.items()), "looking changes nothing"
+    follow(run)
+    assert all(one.remedy is Remedy.RESUME for one in damages(run))
+
+
+RESUMED: dict[str, Callable[[Path], object]] = {
     "checkpoints/step-": lambda run: flip(checkpoints(run)[-1] / "rank-0000.safetensors"),
-    "groups.lance": _tear_next_manifest,
+    "experience/groups.lance": lambda run: _tear_next_manifest(run),
     "weights, version": lambda run: cut(manifests(run)[-1]),
     "index": lambda run: ((run / "index").mkdir(), (run / "index" / "000000000001.index").write_bytes(b"nothing")),
 }
 
 
-@pytest.mark.parametrize("part", REPAIRED)
-def test_fsck_names_a_damage_and_repairs_it(run: Path, part: str) -> None:
-    REPAIRED[part](run)
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and ".lance" not in str(path)}
-    code, output = fsck(run)
-    assert code == 1
-    [line] = [line for line in output.splitlines() if line.startswith("damaged") and part in line.split(": ")[0]]
-    assert "--repair` repairs it" in line
-    assert all(path.read_bytes() == content for path, content in before.items()), "looking changes nothing"
-    code, output = fsck(run, "--repair")
-    assert code == 0, output
-    assert "repaired: " in output
-    assert all(one.remedy is Remedy.RESUME for one in damages(run))
+@pytest.mark.parametrize("part", RESUMED)
+def test_what_a_resume_repairs_is_left_to_it(run: Path, part: str) -> None:
+    RESUMED[part](run)
+    found = [one for one in damages(run) if one.part.startswith(part)]
+    assert found and all(one.remedy is Remedy.RESUME for one in found), found
+
+
+def _tear_next_manifest(run: Path) -> None:
+    newest = min((run / "experience" / "groups.lance" / "_versions").glob("*.manifest"))
+    newest.with_name(f"{int(newest.stem) - 1:020}.manifest").write_bytes(newest.read_bytes()[:100])
 
 
 LOST: dict[str, Callable[[Path], object]] = {
@@ -91,7 +121,7 @@ LOST: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("part", LOST)
 def test_what_only_a_person_can_restore_is_named_and_left_as_it_is(run: Path, part: str) -> None:
     LOST[part](run)
-    code, output = fsck(run, "--repair")
+    code, output = fsck(run)
     assert code == 1
     assert any(line.startswith(f"damaged  {part}") and "estore" in line for line in output.splitlines()), output
 
@@ -100,13 +130,7 @@ def test_a_lost_weight_log_is_left_to_the_next_resume(run: Path) -> None:
     shutil.rmtree(run / "weights")
     [found] = damages(run)
     assert found.part == "weights" and found.remedy is Remedy.RESUME
-    assert fsck(run)[0] == 1 and fsck(run, "--repair")[0] == 0
-
-
-def test_a_file_in_the_place_of_the_weight_log_is_moved_away(run: Path) -> None:
-    replace_by_file(run / "weights")
-    assert fsck(run, "--repair")[0] == 0
-    assert not (run / "weights").exists() and any(run.glob("damaged-*-weights"))
+    assert fsck(run)[0] == 1
 
 
 def test_groups_that_differ_from_their_digests_are_counted(run: Path) -> None:
@@ -117,12 +141,6 @@ def test_groups_that_differ_from_their_digests_are_counted(run: Path) -> None:
     (run / "events.jsonl").write_text("".join(changed))
     [found] = damages(run)
     assert found.part == "the ledger" and "record and the ledger differ" in found.says
-
-
-def test_a_run_in_use_is_not_repaired(run: Path) -> None:
-    with RunLock(RunDirectory(run)):
-        code, output = fsck(run, "--repair")
-    assert code == 2 and "in use" in output
 
 
 def test_a_directory_without_a_run_is_an_error(tmp_path: Path) -> None:

@@ -1,40 +1,14 @@
-"""Which runs hold prompts out, and that runs of earlier releases, which held nothing out, still resume."""
+"""Which runs hold prompts out."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offbeat.config import Config, parse
+from offbeat.config import parse
 from offbeat.errors import ConfigError
 from offbeat.run.build import make_task
 from offbeat.run.directory import RunDirectory
-from offbeat.run.learner import fixed_settings, recorded_settings
-from offbeat.trainer.checkpoint import differences
-
-NEW = ("greedy", "hold_out", "task", "options")
-
-
-def as_saved_before(config: Config) -> dict[str, Any]:
-    """The configuration as releases without these settings saved it."""
-    saved: dict[str, Any] = config.model_dump(mode="json")
-    for name in NEW:
-        del saved["evaluation"][name]
-    return saved
-
-
-@pytest.mark.parametrize("every", [0, 2])
-def test_a_run_of_an_earlier_release_keeps_its_training_prompts_and_its_checkpoints(every: int, tmp_path: Path) -> None:
-    begun = parse({"evaluation": {"every": every, "hold_out": 0.0}, "task": {"options": {"digits": 1, "size": 50}}})
-    (tmp_path / "config.json").write_text(json.dumps(as_saved_before(begun)))
-    resumed = RunDirectory(tmp_path).config()
-    task = make_task(resumed)
-    assert len(task.examples) == 50 and task.evaluation is None
-    in_checkpoint: Any = fixed_settings(begun)
-    for name in NEW:
-        del in_checkpoint["evaluation"][name]
-    assert list(differences(fixed_settings(resumed), recorded_settings(in_checkpoint))) == []
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from offbeat.cli.main import app
 from offbeat.config import Config, parse
 from offbeat.errors import RunError
 from offbeat.events import EventKind
-from offbeat.run import inputs
-from offbeat.run.directory import RunDirectory
-from offbeat.run.inputs import digest_inputs, require_same_inputs
+from offbeat.run import directory
+from offbeat.run.directory import RunDirectory, digest_inputs, require_same_inputs
 from offbeat.run.journal import read
 from tests.fixtures.tiny_model import save_model
 
@@ -77,7 +76,7 @@ def test_an_unchanged_run_and_one_of_an_earlier_release_resume(tmp_path: Path, r
 
 
 def test_a_long_data_set_is_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "MOST_EXAMPLES", 2)
+    monkeypatch.setattr(directory, "MOST_EXAMPLES", 2)
     first, second = write_task(tmp_path / "a"), write_task(tmp_path / "b", rows=ROWS.replace('"5"', '"0"'))
     assert digest_inputs(first)["data"] == digest_inputs(second)["data"], "row 4 of 5 is not among 0, 3"
     assert digest_inputs(write_task(tmp_path / "c", rows=ROWS + ROWS))["data"] != digest_inputs(first)["data"]

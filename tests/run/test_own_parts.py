@@ -16,8 +16,7 @@ from offbeat.imports import load_own
 from offbeat.objective.spec import Importance, Objective
 from offbeat.preflight.checks import check_own_parts
 from offbeat.run.cadence import OwnCadence, PublishReason, StepEvidence
-from offbeat.run.directory import RunDirectory
-from offbeat.run.inputs import changed_inputs, digest_inputs, keep_sources
+from offbeat.run.directory import RunDirectory, changed_inputs, digest_inputs, keep_sources
 from tests.run.own_parts_run import IN_TOML, try_route
 
 FILE = """

@@ -7,7 +7,7 @@ import pytest
 
 from offbeat.config import parse
 from offbeat.run.directory import RunDirectory
-from offbeat.run.ray.files import LONGEST, ray_files
+from offbeat.run.ray.attempt import LONGEST, ray_files
 
 SOCKET = "session_2026-11-16_22-14-07_123456_4194304/sockets/plasma_store"
 

@@ -1,24 +1,20 @@
 """The shares of failed scorings are counted where every group passes, and become metrics, an event and an alarm."""
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from offbeat.run.counted_learner import CountedLearner
+from offbeat.run.desk import ScoringCounts
 from offbeat.run.health import Health
 from offbeat.run.journal import MemoryJournal
-from offbeat.run.scoring_counts import ScoringCounts
 from offbeat.scoring.tally import count_outcomes
-from offbeat.trainer.trainer import RefusedBatch, Trained
+from offbeat.trainer.trainer import Trained
 from offbeat.types import (
     BY_ANSWER,
     Completion,
     Group,
-    Json,
     Prompt,
     PublishedDrift,
     Score,
-    StepContext,
     Unscorable,
     VersionSpan,
 )
@@ -38,35 +34,7 @@ def group(version: int, scores: Sequence[Score | Unscorable]) -> Group:
     return Group("g", Prompt("p", [3], "t"), tuple(completions))
 
 
-class Steps:
-    """A trainer that only counts."""
-
-    def __init__(self, refuses: bool = False) -> None:
-        self.step, self.refuses, self.calls = 0, refuses, list[str]()
-
-    def check(self) -> None:
-        self.calls.append("check")
-
-    async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
-        if self.refuses:
-            return RefusedBatch({})
-        self.step += 1
-        return Trained(self.step, 1, (), (), (), PublishedDrift(), {}, {"unscorable_share": 0.0, "loss": 0.5}, {})
-
-    async def publish(self, version: int) -> Mapping[str, Json]:
-        return {"version": version}
-
-    async def save(self, state: Mapping[str, Json]) -> None:
-        self.calls.append(f"save {state}")
-
-    async def finish(self) -> None:
-        self.calls.append("finish")
-
-
-def trained(learner: CountedLearner) -> Trained:
-    outcome = asyncio.run(learner.train([], StepContext()))
-    assert isinstance(outcome, Trained)
-    return outcome
+STEP = Trained(1, 1, (), (), (), PublishedDrift(), {}, {"unscorable_share": 0.0, "loss": 0.5}, {})
 
 
 def test_outcomes_are_counted_by_version_blame_and_reason() -> None:
@@ -78,31 +46,17 @@ def test_outcomes_are_counted_by_version_blame_and_reason() -> None:
 
 
 def test_a_step_reports_the_shares_since_the_step_before_and_their_causes() -> None:
-    counts, journal, steps = ScoringCounts(), MemoryJournal(), Steps()
-    learner = CountedLearner(steps, counts, journal)
+    counts, journal = ScoringCounts(), MemoryJournal()
     counts.add(count_outcomes([group(7, SCORES)]))
-    first = trained(learner)
+    first = counts.report(STEP, journal)
     assert first.metrics == {"unscorable_share": 0.25, "answer_fault_share": 0.5, "loss": 0.5}
     causes = {"answer crash": 1, "answer timeout": 1, "grader sandbox": 1, "scored": 1}
     assert journal.events == [{"step": 1, "kind": "unscorable", "versions": {"7": causes}}]
     counts.add(count_outcomes([group(8, [Score(1.0)])]))
-    second = trained(learner)
+    second = counts.report(STEP, journal)
     assert (second.metrics["unscorable_share"], second.metrics["answer_fault_share"]) == (0.0, 0.0)
-    assert trained(learner).metrics == {"unscorable_share": 0.0, "loss": 0.5}  # nothing was generated
-    assert len(journal.events) == 1 and learner.step == 3
-
-
-def test_a_refused_batch_takes_no_counts_and_everything_else_passes_through() -> None:
-    counts, steps = ScoringCounts(), Steps(refuses=True)
-    learner = CountedLearner(steps, counts, MemoryJournal())
-    counts.add(count_outcomes([group(7, SCORES)]))
-    assert isinstance(asyncio.run(learner.train([], StepContext())), RefusedBatch)
-    assert counts.metrics()["unscorable_share"] == 0.25
-    learner.check()
-    asyncio.run(learner.save({"a": 1}))
-    asyncio.run(learner.finish())
-    assert asyncio.run(learner.publish(3)) == {"version": 3}
-    assert steps.calls == ["check", "save {'a': 1}", "finish"]
+    assert counts.report(STEP, journal).metrics == {"unscorable_share": 0.0, "loss": 0.5}  # nothing was generated
+    assert len(journal.events) == 1
 
 
 def test_an_alarm_names_the_groups_with_the_most_such_answers() -> None:

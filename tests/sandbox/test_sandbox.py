@@ -16,8 +16,7 @@ from lab.bench import sandbox as bench_sandbox
 from offbeat.errors import SandboxError, SandboxMissing
 from offbeat.sandbox import ProgramOutcome, Sandbox, SandboxLimits, bubblewrap, jail, open_sandbox
 from offbeat.sandbox.bubblewrap import Bubblewrap
-from offbeat.sandbox.cgroups import Cgroup, Version2, find_groups
-from offbeat.sandbox.slots import FIRST_UID, Slots
+from offbeat.sandbox.cgroups import FIRST_UID, Cgroup, Slots, Version2, find_groups
 from tests.fixtures.attacks import sandbox_programs
 
 QUICK = SandboxLimits(seconds=1.0, memory_mb=96, processes=16)
@@ -295,7 +294,7 @@ def _writable_v2(path: Path) -> bool:
 
 def test_a_slot_is_held_by_one_process_and_released_when_it_dies(tmp_path: Path) -> None:
     hold = (
-        "import sys, pathlib\nfrom offbeat.sandbox.slots import Slots\n"
+        "import sys, pathlib\nfrom offbeat.sandbox.cgroups import Slots\n"
         "with Slots(pathlib.Path(sys.argv[1])).one() as slot:\n    print(slot.number, flush=True)\n    sys.stdin.read()"
     )
     other = subprocess.Popen(

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from offbeat.errors import InvalidReward, TaskError
-from offbeat.evaluation.table import Attempts, evaluate
+from offbeat.evaluation import Attempts, evaluate
 from offbeat.experience.feedback import Deadline
 from offbeat.experience.importing.importer import import_into, layout_of, read_groups
 from offbeat.experience.importing.records import find_records
 from offbeat.experience.importing.shapes import ImportDefaults
 from offbeat.experience.log import ExperienceLog
-from offbeat.experience.rows import reward_figures
+from offbeat.experience.schema import reward_figures
 from offbeat.experience.validation import ValidationRules
 from offbeat.objective.credit import assign_credit
 from offbeat.objective.spec import CutOff, Objective

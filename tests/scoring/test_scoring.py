@@ -18,8 +18,7 @@ import pytest
 from lab.torture import scoring as torture_scoring
 from offbeat.errors import InvalidReward, PoolClosed, PoolError
 from offbeat.imports import load_file
-from offbeat.scoring.bounded_queue import BoundedQueue
-from offbeat.scoring.pool import ScoringPool
+from offbeat.scoring.pool import BoundedQueue, ScoringPool
 from offbeat.scoring.tally import FailureLimit, Scored, ScoringTally, TooManyFailures
 from offbeat.tasks.rewards import FOR_EVALUATION, Answers, Reward
 from offbeat.tasks.task import Task

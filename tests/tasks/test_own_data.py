@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.cli.init import own_task
 from offbeat.preflight.checks import check_columns
-from offbeat.tasks.own_data import own_task
 from offbeat.tasks.task import Task, make
 
 ASKED = {"role": "user", "content": "1+1?"}

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from offbeat.cli.export import export as command
+from offbeat.cli.report import export as command
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
-from offbeat.storage.local import LocalStore
+from offbeat.storage.store import LocalStore
 from offbeat.trainer.checkpoint import Checkpoint, Checkpoints
 from offbeat.trainer.checkpoint_files import (
     MANIFEST,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from offbeat.errors import RankSilent
-from offbeat.trainer.rendezvous import join, leave, open_listener
+from offbeat.trainer.fsdp import join, leave, open_listener
 
 LISTENING = "0A"
 

@@ -13,15 +13,19 @@ from offbeat.tasks.task import make
 from offbeat.types import Score
 from offbeat.verify import UnreadableReference
 from offbeat.verify.latex import screen
-from tests.fixtures.attacks.hostile_answers import EQUAL_IN_DISGUISE, PAST_THE_SCREEN, SCREENED, honest, hostile
+from tests.fixtures.attacks.hostile_answers import (
+    EQUAL_IN_DISGUISE,
+    LEFT_TO_THE_DEADLINE,
+    PAST_THE_SCREEN,
+    SCREENED,
+    honest,
+    hostile,
+)
 
 pytest.importorskip("math_verify", reason="needs offbeat[math]")
 
 from offbeat.tasks.latex_math import correct, examples
 from offbeat.verify.latex import equivalent, final_formula
-
-HARMLESS = {"superscripts", "Python", "Python in text"}
-"""The parser or the comparison refuses them at no cost, so they need no screen."""
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,7 @@ def test_honest_answers_get_the_right_verdict() -> None:
         assert equivalent(text, reference) is right, f"{text} for {reference}"
 
 
-@pytest.mark.parametrize("name", sorted(set(SCREENED) - HARMLESS))
+@pytest.mark.parametrize("name", sorted(SCREENED))
 def test_an_expensive_formula_never_reaches_sympy(name: str) -> None:
     assert screen(SCREENED[name])
 
@@ -210,3 +214,16 @@ def test_a_comparison_that_takes_too_long_is_the_answers_fault_and_the_next_one_
         first, second = pool.score_all([(rf"\boxed{{{slow}}}", {"answer": reference}), (r"\boxed{5}", {"answer": "5"})])
     assert first == Score(0.0, {"unscorable.timeout": 0.0})
     assert second == Score(1.0, {"correct": 1.0})
+
+
+@pytest.mark.engine
+def test_an_answer_that_could_take_hours_ends_at_the_deadline_with_the_lowest_reward(tmp_path: Path) -> None:
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"problem": "a", "answer": "5"}))
+    asked = [(rf"\boxed{{{answer}}}", {"answer": "5"}) for answer in LEFT_TO_THE_DEADLINE.values()]
+    with ScoringPool.of(make("math", {"source": str(file)}), workers=2) as pool:
+        *found, last = pool.score_all([*asked, (r"\boxed{5}", {"answer": "5"})])
+    by_name = dict(zip(LEFT_TO_THE_DEADLINE, found, strict=True))
+    assert [name for name, one in by_name.items() if not isinstance(one, Score) or one.reward] == []
+    assert by_name["tower of nines"] == Score(0.0, {"unscorable.timeout": 0.0})
+    assert last == Score(1.0, {"correct": 1.0})

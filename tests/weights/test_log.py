@@ -24,9 +24,8 @@ from offbeat.errors import (
     WeightLogError,
     WrongBase,
 )
-from offbeat.storage.local import LocalStore
 from offbeat.storage.object_store import ObjectStore
-from offbeat.storage.store import Store
+from offbeat.storage.store import LocalStore, Store
 from offbeat.weights.delta import Bits
 from offbeat.weights.probe import Probe
 from offbeat.weights.publisher import WeightLog

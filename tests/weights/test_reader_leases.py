@@ -8,9 +8,8 @@ import pytest
 from pyarrow import fs
 
 from offbeat.errors import VersionMissing
-from offbeat.storage.local import LocalStore
 from offbeat.storage.object_store import ObjectStore
-from offbeat.storage.store import Store
+from offbeat.storage.store import LocalStore, Store
 from offbeat.weights import retention as leases
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription

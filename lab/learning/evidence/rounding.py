@@ -23,7 +23,7 @@ FILE: Final = KEPT / "smollm2-plain.jsonl"
 PLAIN: Final = (
     sys.executable,
     "-c",
-    "from offbeat.run import build_trainer; build_trainer.dither = lambda optimizer, seed: None; "
+    "from offbeat.run import learner; learner.dither = lambda optimizer, seed: None; "
     "from offbeat.cli.main import main; main()",
 )
 """`offbeat`, with masters that start where the weights of the file are."""

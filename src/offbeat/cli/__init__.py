@@ -1,9 +1,8 @@
 """The command line: `main.py` collects the commands, and `--help` imports nothing heavy.
 
-start      quickstart.py, init.py, check.py (also `--set`), doctor.py, explain.py (also `objectives`)
-train      train.py (also `resume`), worker.py, eval_.py, export.py
-data       import_.py, feedback.py, log.py, score.py
-look       report.py, view.py
-shared     task_option.py (`--task`, `--tokenizer`, stored groups as text), log_options.py (a log or a run directory,
-           refusals), terminal.py (printable text, errors)
+start      init.py (also `quickstart`), check.py (also `explain`, `objectives`, `--set`), doctor.py (also `fsck`)
+train      train.py (also `resume`, `worker`), eval_.py (also `score`)
+data       log.py (also `import`, `feedback`)
+look       report.py (also `view`, `export`)
+shared     options.py (a log or run, `--task`, `--tokenizer`, refusals), terminal.py (printable text, errors)
 """

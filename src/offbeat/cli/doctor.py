@@ -1,4 +1,4 @@
-"""`offbeat doctor`: what works on this machine, what does not, and the command that fixes it."""
+"""`offbeat doctor` and `fsck`: what works on this machine, and what is whole in a run directory."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from offbeat.cli.terminal import printable
+from offbeat.cli.terminal import plain_errors, printable
 from offbeat.errors import suggest_nearest
-from offbeat.reports.working import SOON, Working
+from offbeat.working import SOON, Working
 
 if TYPE_CHECKING:
     from offbeat.preflight.doctor import Finding
@@ -85,7 +85,7 @@ def _doctor_gpu(device: str | None, report: Path | None, only: Sequence[str]) ->
         # Before torch is imported: engines and trainer choose a GPU if they see one.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from offbeat.placement.hardware import Hardware
-    from offbeat.preflight.gpu.session import PARTS, DoctorSession
+    from offbeat.preflight.gpu_session import PARTS, DoctorSession
 
     _require_names(only, PARTS)
     if device != "cpu" and Hardware.detect() is None:
@@ -112,3 +112,23 @@ def _doctor_gpu(device: str | None, report: Path | None, only: Sequence[str]) ->
         typer.echo(f"report: {report}")
     if not session.passed:
         raise typer.Exit(1)
+
+
+def fsck(run: Annotated[Path, typer.Argument(help="A run directory")]) -> None:
+    """Read everything in a run directory and say what is whole: `offbeat fsck runs/one`.
+
+    Reads both logs, every checkpoint, the record and the ledger, one line each, and changes nothing. The exit code is 0
+    if all of it is whole, 1 if something is damaged, 2 if there is no run. A damaged part says whether the next resume
+    repairs it or what you can do.
+    """
+    from offbeat.run.directory import RunDirectory
+
+    directory, damaged = RunDirectory(run), False
+    with plain_errors(code=2):
+        directory.require_run()
+        from offbeat.run.fsck import check_run  # takes seconds
+
+        for found in check_run(directory):
+            typer.echo(printable(str(found)))
+            damaged |= found.remedy is not None
+    raise typer.Exit(int(damaged))

@@ -1,23 +1,28 @@
-"""`offbeat init`: write a configuration file in which a comment explains every setting."""
+"""How a run begins: `offbeat init` writes a commented configuration, `offbeat quickstart` trains a tiny model."""
 
 import json
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
 from offbeat.cli.terminal import plain_errors, printable
 from offbeat.errors import OffbeatError, suggest_nearest
+from offbeat.tasks.data import Row, prompt_column
+from offbeat.verify import chosen
+from offbeat.verify.extract import boxed
+from offbeat.verify.numbers import quantity
+from offbeat.working import Working
 
 if TYPE_CHECKING:
     from offbeat.config.knobs import Knob
-
+    from offbeat.run.directory import RunDirectory
 
 PLACES: Final = {
     "a laptop": "on a laptop, without a GPU",
@@ -83,11 +88,11 @@ def init(
 
 def _own_data(data: str, model: str | None, task: Path) -> tuple[str, dict[str, object]]:
     """Return the task file for data, and settings that fit the task, the model and what is installed."""
+    from offbeat.cli.init import own_task
     from offbeat.config import parse
     from offbeat.imports import missing_modules
     from offbeat.preflight.checks import model_files
     from offbeat.tasks.data import prompt_column, rows
-    from offbeat.tasks.own_data import own_task
 
     some = list(islice(rows(data), LOOKED_AT))
     if not some:
@@ -209,3 +214,163 @@ def _comment(knob: "Knob") -> list[str]:
     default = f"; default {knob.default}" if knob.default not in ("", '""', "{}") else ""
     lines = textwrap.wrap(f"{knob.meaning} ({knob.kind}{default})", 108, break_on_hyphens=False)
     return [f"# {line}" for line in lines]
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Directory for model, run and report")] = Path("runs/quickstart"),
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; default: as in the recipe")] = None,
+) -> None:
+    """Make a tiny model, train it off-policy and write a report: `offbeat quickstart`.
+
+    Takes about three minutes on two CPU cores.
+    """
+    typer.echo("a tiny model learns one-digit sums off-policy, in about three minutes on two CPU cores")
+    from offbeat.cli.train import drive
+    from offbeat.config.parsing import load
+    from offbeat.errors import RunError
+    from offbeat.run.directory import RunDirectory
+
+    directory = RunDirectory(out / "run")
+    file = _write_configuration(out)
+    config = load(file, [f"steps={steps}"] if steps else [])
+    try:
+        lock = directory.create(config)
+    except RunError as error:
+        typer.echo(printable(f"{error} with --out"), err=True)
+        raise typer.Exit(2) from error
+    typer.echo("1. a model: 0.1 M parameters, pre-trained on one-digit sums; six in ten have the same mistake")
+    _make_model(out / "model")
+    typer.echo(f"2. off-policy training: {config.plan}")
+    drive(config, directory, lock)
+    typer.echo(f"3. {_result(directory)}")
+    _report(directory, out / "report.html")
+    typer.echo(
+        f"\nlook at the answers    offbeat view {directory.path}\n"
+        f"understand a metric    offbeat explain drift_tv_token\n"
+        f"train on-policy        offbeat train {file} --set sync.every=1 --out {out / 'fresh'}\n"
+        "other recipes          offbeat init"
+    )
+
+
+def _make_model(directory: Path) -> None:
+    from offbeat.imports import paused_collector
+
+    with Working("   loading torch") as working:
+        with paused_collector():
+            from offbeat.run.quickstart import make_model
+
+        working.next("   pre-training")
+        make_model(directory, say=lambda line: working.say(f"   {line}"))
+
+
+def _write_configuration(out: Path) -> Path:
+    """Write the recipe with the path of the model."""
+    out.mkdir(parents=True, exist_ok=True)
+    recipe = re.sub(r'^path = ".*"$', f"path = '{out / 'model'}'", recipes()["quickstart"], flags=re.MULTILINE)
+    file = out / "quickstart.toml"
+    file.write_text(annotated(recipe), encoding="utf-8")
+    return file
+
+
+def _result(directory: "RunDirectory") -> str:
+    from offbeat.evaluation import GREEDY
+    from offbeat.events import EventKind
+    from offbeat.run.journal import read
+
+    events = list(read(directory.events))
+    evaluated = [event for event in events if event["kind"] == EventKind.EVALUATED]
+    published = sum(event["kind"] == EventKind.PUBLISHED for event in events) - 1
+    if len(evaluated) < 2:
+        return f"too few steps to measure learning, {published} publishes"
+    changes = [
+        " -> ".join(f"{cast('list[float]', event[name])[0]:.2f}" for event in (evaluated[0], evaluated[-1]))
+        for name in ("pass@1", GREEDY)
+    ]
+    return f"pass rate {changes[0]}, of the most probable answers {changes[1]}, with {published} publishes"
+
+
+def _report(directory: "RunDirectory", out: Path) -> None:
+    """Write the report if jinja2 is installed."""
+    from offbeat.imports import install_command, missing_modules
+
+    if missing := missing_modules(["jinja2"]):
+        typer.echo(f"   no report: {missing[0]} is not installed; install it with: {install_command('report')}")
+        return
+    with Working("   writing the report"):
+        from offbeat.reports.page import write_report
+
+        write_report([directory.path], out)
+    typer.echo(f"   report: {out}")
+
+
+ANSWERS: Final = (
+    *("answer", "solution", "ground_truth", "final_answer", "reference_answer", "correct_answer", "reference"),
+    *("expected", "target", "gold", "label", "output", "response", "completion"),
+)
+"""Names of the column with the right answer, the most reliable first."""
+LONGEST: Final = 80
+"""Characters of an answer that another one can equal word by word."""
+_UNKNOWN: Final = 'raise NotImplementedError("say here what an answer is worth: return a number from 0 to 1")'
+_FILE: Final = '''"""What is asked, and what an answer is worth. From `offbeat init own-data`; change it as you like."""
+
+from pathlib import Path
+
+from offbeat.tasks.data import ColumnMap, load
+{imports}
+
+def examples():
+    return load({source}{columns}).examples
+
+
+def reward(text, columns):
+    """{meaning}. `columns` has the other columns of the row."""
+    {body}
+'''
+
+
+def own_task(data: str, rows: Sequence[Row], *, beside: Path, chat: bool) -> tuple[str, str]:
+    """Return the task file for data of which `rows` are the first, and what its reward is, in words.
+
+    `beside` is the directory that the file will be in.
+
+    >>> own_task("sums.jsonl", [{"question": "2+3=", "answer": "5"}], beside=Path(), chat=True)[1]
+    '1 if the final answer is the number in answer, else 0'
+    """
+    prompt, path, source = prompt_column(rows[0]), Path(data), repr(data)
+    column = next((name for name in ANSWERS if name != prompt and name in rows[0]), "")
+    answers, cell = [row.get(column) for row in rows], f"columns[{column!r}]"
+    if not column and isinstance(rows[0][prompt], list):  # of a conversation, the last message is the answer
+        column, cell = prompt, f"columns[{prompt!r}][-1]['content']"
+        answers = [cast(Any, row[prompt])[-1].get("content") for row in rows if row.get(prompt)]
+    meaning, imports, body = _comparison(column, [str(answer).strip() for answer in answers], f"str({cell})")
+    if path.exists():
+        near = path.resolve().parent == beside.resolve()
+        source = f"Path(__file__).with_name({path.name!r})" if near else repr(str(path.resolve()))
+    columns = f", ColumnMap(prompt={prompt!r}, chat={chat})" if isinstance(rows[0][prompt], str) else ""
+    return _FILE.format(source=source, columns=columns, imports=imports, meaning=meaning, body=body), meaning
+
+
+def _comparison(column: str, answers: Sequence[str], cell: str) -> tuple[str, str, str]:
+    """Return how completions are compared with a column: in words, an import, and a statement.
+
+    >>> [_comparison("gold", [right], "")[0].split(" the ")[2] for right in ("#### 18", "B", "x^2", "Paris")]
+    ['number after #### in gold, else 0', 'option in gold, else 0', 'formula in gold, else 0', 'text in gold, else 0']
+    """
+    for kind, fits, names, call in (
+        (
+            "number after #### in",
+            lambda text: "####" in text,
+            "numeric",
+            f"numeric(text, {cell}.rpartition('####')[2])",
+        ),
+        ("number in", quantity, "numeric", f"numeric(text, {cell})"),
+        ("option in", lambda text: chosen(text, "ABCDE") == text, "choice", f"choice(text, {cell})"),
+        ("last formula in a box in", boxed, "extract, latex", f"latex.equivalent(text, extract.boxed({cell})[-1])"),
+        ("formula in", lambda text: {"\\", "^"} & {*text}, "latex", f"latex.equivalent(text, {cell})"),
+        ("text in", lambda text: 0 < len(text) <= LONGEST, "exact", f"exact(text, {cell})"),
+    ):
+        if column and all(map(fits, answers)):
+            meaning = f"1 if the final answer is the {kind} {column}, else 0"
+            return meaning, f"from offbeat.verify import {names}\n", f"return float({call})"
+    why = f"the answers in {column} are too long to be compared" if column else "no column looks like the right answer"
+    return f"Not written yet: {why}", "", _UNKNOWN

@@ -8,23 +8,14 @@ from typing import Annotated
 import typer
 
 from offbeat import __version__
-from offbeat.cli.check import check
-from offbeat.cli.doctor import doctor
-from offbeat.cli.eval_ import eval_
-from offbeat.cli.explain import explain, objectives
-from offbeat.cli.export import export
-from offbeat.cli.feedback import feedback
-from offbeat.cli.fsck import fsck
-from offbeat.cli.import_ import import_
-from offbeat.cli.init import init
-from offbeat.cli.log import log
-from offbeat.cli.quickstart import quickstart
-from offbeat.cli.report import report
-from offbeat.cli.score import score
+from offbeat.cli.check import check, explain, objectives
+from offbeat.cli.doctor import doctor, fsck
+from offbeat.cli.eval_ import eval_, score
+from offbeat.cli.init import init, quickstart
+from offbeat.cli.log import feedback, import_, log
+from offbeat.cli.report import export, report, view
 from offbeat.cli.terminal import interruptible, working_until_output
-from offbeat.cli.train import resume, train
-from offbeat.cli.view import view
-from offbeat.cli.worker import worker
+from offbeat.cli.train import resume, train, worker
 from offbeat.imports import EXTRAS, install_command
 
 app = typer.Typer(

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TextIO, cast
 import typer
 
 from offbeat.errors import OffbeatError
-from offbeat.reports.working import SOON, Working
+from offbeat.working import SOON, Working
 
 P = ParamSpec("P")
 

@@ -23,7 +23,6 @@ from offbeat.config.conflicts import conflicts
 from offbeat.config.knobs import knobs, nearest_table, suggest_setting
 from offbeat.config.sections import Section
 from offbeat.errors import ConfigError, OwnPartError, suggest_nearest
-from offbeat.objective.presets import PRESETS
 
 
 @dataclass(frozen=True)
@@ -292,17 +291,12 @@ def key_paths(data: Mapping[str, Any], prefix: str = "") -> list[str]:
 def translate(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an earlier version recorded in today's settings, so that its run continues as it began.
 
-    >>> translate({"sampler": {"refill": 4}, "objective": {"preset": "dapo"}})["sampler"]
-    {'refill': True, 'refill_limit': 4}
-    >>> translate({"sampler": {"refill": False, "refill_limit": 8}})["sampler"]
-    {'refill': False, 'refill_limit': 8}
+    >>> recorded = Config().model_dump(mode="json")
+    >>> recorded["objective"]["untested_lag"] = True
+    >>> translate(recorded)["accept"]
+    True
     """
     data = copy.deepcopy(dict(recorded))
-    # 0.1.0 has no other mark: there `sampler.refill` is a number, today it is a switch.
-    if type(data.get("sampler", {}).get("refill")) is int:
-        _from_0_1(data)
-    # Releases without this setting held nothing out. Their runs keep their training prompts when they are resumed.
-    data.setdefault("evaluation", {}).setdefault("hold_out", 0.0)
     if data.get("objective", {}).pop("untested_lag", False):
         _accept_untested_lag(data)
     return data
@@ -316,19 +310,3 @@ def _accept_untested_lag(data: dict[str, Any]) -> None:
         sync["every"] = max(100, sync["at_least"])
     if sampler["mode"] == "replay" and sampler["retire_age"] is None:
         sampler["retire_age"] = 200
-
-
-def _from_0_1(data: dict[str, Any]) -> None:
-    objective, sampler = data.setdefault("objective", {}), data["sampler"]
-    sampler["refill_limit"] = sampler["refill"]
-    sampler["refill"] = _masks_zero_variance(objective)  # the mask also made batches refill
-    if not objective.get("kl_coefficient"):
-        objective.pop("kl_estimator", None)  # recorded as k3 even without a KL term
-    if (sync := data.get("sync", {})).get("drift_budget") is None:
-        sync.pop("at_least", None)  # had no effect without a budget
-
-
-def _masks_zero_variance(objective: Mapping[str, Any]) -> bool:
-    if (mask := objective.get("zero_variance_mask")) is not None:
-        return bool(mask)
-    return PRESETS[objective.get("preset", Config().objective.preset)].objective.zero_variance_mask

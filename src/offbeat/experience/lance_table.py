@@ -493,11 +493,3 @@ def find_unreadable_rows(table: Path, schema: pa.Schema) -> str | None:
             raise
         return " ".join(str(error).split())[:300]
     return None
-
-
-def set_aside(manifests: list[Path]) -> None:
-    """Rename manifests, so that the version before them is the newest."""
-    for manifest in manifests:
-        manifest.rename(manifest.with_suffix(".torn"))
-    for manifest in manifests[:1]:
-        (manifest.parent / "latest_version_hint.json").unlink(missing_ok=True)

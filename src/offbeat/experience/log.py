@@ -30,12 +30,10 @@ import pyarrow as pa
 
 from offbeat.experience.background import Committer, after_all, wait
 from offbeat.experience.feedback import Deadline, LateScore, Overdue
-from offbeat.experience.importing.records import SourceRecord
 from offbeat.experience.lance_table import Table
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind, OwnRun
 from offbeat.experience.reader import LogReader
-from offbeat.experience.rows import group_rows
-from offbeat.experience.schema import EVENTS, SCORES, Tables, digest, score_fields
+from offbeat.experience.schema import EVENTS, SCORES, Tables, digest, group_rows, score_fields
 from offbeat.experience.score_join import FeedbackTally, ScoreJoin
 from offbeat.experience.validation import (
     QuarantineEntry,
@@ -227,8 +225,7 @@ class ExperienceLog(LogReader):
         >>> waiting, tally.new, tally.examples["unknown-completion"]
         (['a17'], 1, ["row 2: there is no completion 'a18' in this log"])
         """
-        records = (SourceRecord(f"row {number}", dict(row)) for number, row in enumerate(rows, 1))
-        return ScoreJoin(replace=replace, rules=self._rules).run(self, records)
+        return ScoreJoin(replace=replace, rules=self._rules).run_rows(self, rows)
 
     def record(self, events: Iterable[LedgerEvent]) -> None:
         """Append events to the ledger and wait until they are on disk.

@@ -24,8 +24,7 @@ from offbeat.experience.ledger import (
     event_kind,
     settle,
 )
-from offbeat.experience.rows import READ, groups_from, reward_figures
-from offbeat.experience.schema import Snapshot, Tables, digest
+from offbeat.experience.schema import READ, Snapshot, Tables, digest, groups_from, reward_figures
 from offbeat.experience.validation import QuarantineEntry, Refusal, RefusalReason
 from offbeat.storage.files import local_path
 from offbeat.types import Group

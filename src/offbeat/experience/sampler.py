@@ -251,7 +251,7 @@ class Sampler:
         self._k = cast(int, state["k"])
         retired = cast(list[tuple[int, RetireCause]], state["retired"])
         self._retired = [Retired(ordinal, cause) for ordinal, cause in retired]
-        if self._priors is not None and state["priors"] is not None:  # 0.1.0 kept none
+        if self._priors is not None:
             self._priors.restore(state["priors"])
 
     @property

@@ -12,7 +12,7 @@ nothing in the log.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from offbeat.experience.feedback import LateScore, ScoreCard
 from offbeat.experience.importing.layout import ID_NAMES, ROLES, UNDECIDED
@@ -27,9 +27,6 @@ from offbeat.experience.validation import (
     validate_late_score,
 )
 from offbeat.types import Score, Unscorable
-
-if TYPE_CHECKING:
-    from offbeat.experience.log import ExperienceLog
 
 LINES_AT_ONCE: Final = 4_096
 """Lines in memory, and scores of one commit."""
@@ -125,6 +122,16 @@ def _read_score(row: Row, name: str | None) -> Score | Unscorable | None:
     return read_score(row[name])
 
 
+class ScoredLog(Protocol):
+    """The part of `ExperienceLog` that scores are joined to."""
+
+    def score(self, scores: Iterable[LateScore]) -> object: ...
+
+    def score_cards(self, group_ids: Sequence[str]) -> list[ScoreCard | None]: ...
+
+    def score_cards_with(self, completion_ids: Sequence[str]) -> list[list[ScoreCard]]: ...
+
+
 @dataclass(frozen=True)
 class ScoreJoin:
     """How lines of feedback are joined to a log."""
@@ -140,7 +147,7 @@ class ScoreJoin:
 
     def run(
         self,
-        log: "ExperienceLog",
+        log: ScoredLog,
         records: Iterable[SourceRecord | BrokenRecord],
         *,
         on_batch: Callable[[FeedbackTally], None] = lambda _: None,
@@ -154,6 +161,10 @@ class ScoreJoin:
             on_batch(tally)
         return tally
 
+    def run_rows(self, log: ScoredLog, rows: Iterable[Mapping[str, object]]) -> FeedbackTally:
+        """Append the scores of plain rows."""
+        return self.run(log, (SourceRecord(f"row {number}", dict(row)) for number, row in enumerate(rows, 1)))
+
     def _readable(self, batch: Sequence[SourceRecord | BrokenRecord], tally: FeedbackTally) -> list[FeedbackLine]:
         lines = []
         for record in batch:
@@ -165,9 +176,7 @@ class ScoreJoin:
                 tally.refuse(record.where, Refusal(RefusalReason.UNREADABLE, str(error)))
         return lines
 
-    def _accepted(
-        self, log: "ExperienceLog", lines: Sequence[FeedbackLine], tally: FeedbackTally
-    ) -> Iterator[LateScore]:
+    def _accepted(self, log: ScoredLog, lines: Sequence[FeedbackLine], tally: FeedbackTally) -> Iterator[LateScore]:
         current: dict[str, ScoreCard] = {}
         for line, cards in zip(lines, _candidates(log, lines), strict=True):
             try:
@@ -207,7 +216,7 @@ class ScoreJoin:
         return late
 
 
-def _candidates(log: "ExperienceLog", lines: Sequence[FeedbackLine]) -> list[list[ScoreCard]]:
+def _candidates(log: ScoredLog, lines: Sequence[FeedbackLine]) -> list[list[ScoreCard]]:
     """Return for each line the groups it may be about: those with its completion, else the one that it names."""
     loose = [i for i, line in enumerate(lines) if line.group_id is None and line.completion_id is not None]
     found: list[list[ScoreCard]] = [[] for _ in lines]

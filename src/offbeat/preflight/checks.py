@@ -245,12 +245,6 @@ def _check_evaluation_task(config: Config) -> list[str]:
 def _check_playable(config: Config, task: Task) -> list[str]:
     """Check what a run cannot do with a task."""
     found = []
-    if task.environment is not None and config.run.mode != "offline":
-        found.append(
-            f"task.name = {config.task.name!r} has an environment, and runs do not play several turns yet: they would "
-            "generate one turn and score that. Play it with offbeat.tasks.turns, append the groups to an experience "
-            "log, and train on them with run.mode = 'offline'"
-        )
     low, high = task.reward_range
     if config.objective.resolve().advantage is Advantage.REWARD and low < 0:
         found.append(

@@ -1,20 +1,185 @@
 """Several runs side by side. Runs that differ only in their seed are pooled, with intervals over seeds."""
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import takewhile
+from pathlib import Path
+from statistics import fmean
+from typing import Final, Generic, TypeVar
 
+from offbeat.config import Config
+from offbeat.errors import RunError
+from offbeat.evaluation import Curve, Interval, difference, interval, mean_curve
 from offbeat.metrics import METRICS, Reduction
 from offbeat.reports.curves import TITLES, running_mean
-from offbeat.reports.differences import differences
-from offbeat.reports.intervals import Curve, interval, mean_curve
 from offbeat.reports.live import bottleneck
 from offbeat.reports.plot import Plot, Series
-from offbeat.reports.pools import SeedPool, differing_settings, pool_seeds
 from offbeat.reports.record import RunRecord
 from offbeat.types import Json
-from offbeat.words import duration, size
+from offbeat.words import count, duration, signed, size
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class SeedPool(Generic[Item]):
+    """Runs of one configuration."""
+
+    name: str
+    runs: Sequence[Item]
+
+
+FINAL: Final = 5
+"""The final result is the mean of so many last evaluations or steps, or of half of them if there are fewer than ten."""
+
+
+@dataclass(frozen=True)
+class FinalResult:
+    """How the final result of a run is computed, the same for all runs that are compared."""
+
+    what: str
+    unit: str
+    last: int
+
+    @classmethod
+    def of(cls, runs: Sequence[RunRecord]) -> "FinalResult | None":
+        """Use pass@1 if every run was evaluated after its first step, else the reward; None if a run has neither."""
+        for what, unit in (("pass@1", "evaluation"), ("training reward", "step")):
+            numbers = [len(cls(what, unit, FINAL)._points(run)) for run in runs]
+            if min(numbers):
+                return cls(what, unit, min(FINAL, max(1, min(numbers) // 2)))
+        return None
+
+    def _points(self, run: RunRecord) -> list[tuple[float, float]]:
+        """Return each value with half the width of its interval, without the evaluation before the first step."""
+        if self.what == "pass@1":
+            steps, rates = run.history.pass_rates()
+            return [(v, (high - low) / 2) for step, (v, low, high) in zip(steps, rates, strict=True) if step > 0]
+        return [(value, 0.0) for value in run.history.series("reward_mean")[1]]
+
+    def value(self, run: RunRecord) -> float:
+        return fmean(value for value, _ in self._points(run)[-self.last :])
+
+    def margin(self, run: RunRecord) -> float:
+        """Half the 95 % interval over prompts; every evaluation asks the same ones, so a mean of them has no less."""
+        return fmean(half for _, half in self._points(run)[-self.last :])
+
+    def __str__(self) -> str:
+        return (
+            f"final = mean of the last {count(self.last, self.unit)}" if self.last > 1 else f"of the last {self.unit}"
+        )
+
+
+def differences(pools: Sequence[SeedPool[RunRecord]]) -> list[str]:
+    """Compare every pool with the first one, a sentence for each; nothing if there is no result to compare."""
+    final = FinalResult.of([run for pool in pools for run in pool.runs])
+    return [] if final is None else [_statement(final, pools[0], other) for other in pools[1:]]
+
+
+def _statement(final: FinalResult, base: SeedPool[RunRecord], other: SeedPool[RunRecord]) -> str:
+    values, others = ([final.value(run) for run in pool.runs] for pool in (base, other))
+    seeds = f"{len(others)} and {len(values)} seeds" if len(values) != len(others) else f"{len(values)} seeds each"
+    if min(len(values), len(others)) > 1:
+        return _sentence(final, base, other, difference(values, others), seeds)
+    gap = fmean(others) - fmean(values)
+    if len(values) == len(others) == 1 and final.what == "pass@1":
+        half = math.hypot(final.margin(base.runs[0]), final.margin(other.runs[0]))
+        over = "one run each: the interval is over prompts and says nothing about other seeds"
+        return _sentence(final, base, other, Interval(gap, gap - half, gap + half, 1), over)
+    runs = "one run each" if len(values) == len(others) else seeds
+    return (
+        f"{other.name} − {base.name} = {signed(gap, 3)} in {final.what} ({runs}; {final}). There is no interval: it "
+        "needs at least two seeds of each."
+    )
+
+
+def _sentence(
+    final: FinalResult, base: SeedPool[RunRecord], other: SeedPool[RunRecord], found: Interval, over: str
+) -> str:
+    mean, low, high = (signed(value, 3) for value in (found.mean, found.low, found.high))
+    chance = " The interval includes 0: this may be chance." if found.low <= 0 <= found.high else ""
+    return f"{other.name} − {base.name} = {mean} [{low}, {high}] in {final.what} ({over}; {final}).{chance}"
+
+
+def differing_settings(configs: Sequence[Mapping[str, Json]]) -> list[str]:
+    """Return the settings, except the seed, that are not the same in all configurations.
+
+    >>> differing_settings([{"seed": 0, "steps": 9, "group_size": 8}, {"seed": 1, "steps": 5, "group_size": 8}])
+    ['steps']
+    """
+    return [key for key in configs[0] if key != "seed" and len({json.dumps(one.get(key)) for one in configs}) > 1]
+
+
+def pool_seeds(named: Sequence[tuple[str, Config, Item]]) -> list[SeedPool[Item]]:
+    """Group runs by configuration, in the order given. The name of a pool is the common prefix of its runs' names.
+
+    >>> from offbeat.config import parse
+    >>> runs = [(f"lag4-seed{s}", parse({"seed": s, "sync": {"every": 5}}), s) for s in (0, 1)]
+    >>> pool_seeds([*runs, ("lag0", parse({}), 7)])
+    [SeedPool(name='lag4', runs=[0, 1]), SeedPool(name='lag0', runs=[7])]
+    """
+    pools: dict[str, list[tuple[str, Item]]] = {}
+    for name, config, item in named:
+        pools.setdefault(_without_seed(config), []).append((name, item))
+    return [SeedPool(_common_prefix([name for name, _ in runs]), [item for _, item in runs]) for runs in pools.values()]
+
+
+def _without_seed(config: Config) -> str:
+    return json.dumps(config.settings | {"seed": None}, sort_keys=True)
+
+
+def _common_prefix(names: Sequence[str]) -> str:
+    if len(set(names)) == 1:
+        return names[0]
+    columns = zip(*names, strict=False)
+    prefix = "".join(c for c, *_ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return re.sub(r"[-_. ]*(seed)?[-_. ]*$", "", prefix) or names[0]
+
+
+def split_name(given: str) -> tuple[str, Path]:
+    """Split `name=path`; the name is empty if there is none, or if a directory has exactly this name.
+
+    >>> [(name, path.as_posix()) for name, path in map(split_name, ("mine=runs/a", "runs/b"))]
+    [('mine', 'runs/a'), ('', 'runs/b')]
+    """
+    name, equals, path = given.partition("=")
+    return (name, Path(path)) if equals and "/" not in name and not Path(given).is_dir() else ("", Path(given))
+
+
+def name_runs(paths: Sequence[Path], configs: Sequence[Config], names: Sequence[str]) -> list[str]:
+    """Return a name for each run: the given ones, one for each run or one for each configuration, or the directories'.
+
+    An empty name stands for the directory's. Raises `RunError` if the number of names does not fit, or if one name
+    stands for several configurations.
+    """
+    keys = [_without_seed(config) for config in configs]
+    kinds = list(dict.fromkeys(keys))
+    if names and len(names) not in (len(paths), len(kinds)):
+        raise RunError(
+            f"{len(names)} names for {len(paths)} runs of {len(kinds)} configurations; give one name for each run, or "
+            "one for each configuration"
+        )
+    if names and len(names) != len(paths):
+        names = [names[kinds.index(key)] for key in keys]
+    defaults = _directory_names(paths)
+    chosen = [given or default for given, default in zip(names or [""] * len(paths), defaults, strict=True)]
+    for name in dict.fromkeys(chosen):
+        some = [config.settings for config, own in zip(configs, chosen, strict=True) if own == name]
+        if different := differing_settings(some):
+            raise RunError(f"the runs named {name!r} differ in {', '.join(different[:5])}; give them different names")
+    return chosen
+
+
+def _directory_names(paths: Sequence[Path]) -> list[str]:
+    """Return the names of the directories, with their parent's where two are alike."""
+    places = [path.resolve() for path in paths]
+    counts = Counter(place.name for place in dict.fromkeys(places))
+    return [place.name if counts[place.name] == 1 else f"{place.parent.name}/{place.name}" for place in places]
+
 
 MAX_NAMED: Final = 4
 """Configurations that fit in the conclusion."""

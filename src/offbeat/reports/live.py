@@ -1,10 +1,11 @@
 """The live view of a run: a screen that updates in place in a terminal or notebook, plain lines elsewhere."""
 
+import io
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -13,10 +14,36 @@ from rich.table import Table
 
 from offbeat.config import Config
 from offbeat.events import TROUBLE, EventKind
-from offbeat.reports.notebook import NotebookDisplay
-from offbeat.reports.working import TICK, Working
 from offbeat.run.journal import Phase
 from offbeat.types import Json
+from offbeat.working import TICK, Working
+
+LEAST_SECONDS: Final = 1.0
+"""Between two drawings, so that a run of short steps is not slowed down."""
+
+
+@dataclass
+class NotebookDisplay:
+    """One output of a notebook cell that is updated in place."""
+
+    _drawn_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        from IPython import display
+
+        self._display: Any = display
+        self._handle = self._display.display(self._display.HTML(""), display_id=True)
+
+    def update(self, screen: RenderableType, *, last: bool = False) -> None:
+        """Show the table; not more often than once a second, except for the last time."""
+        if not last and time.monotonic() - self._drawn_at < LEAST_SECONDS:
+            return
+        self._drawn_at = time.monotonic()
+        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
+        console.print(screen)
+        table = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        self._handle.update(self._display.HTML(table))
+
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 PHASES: Final = {
@@ -130,7 +157,6 @@ class LiveView:
         if isinstance(self._live, Live):
             self._live.refresh()
         elif self._live is not None:
-            self._live.add(event)
             self._live.update(self.render())
         elif (line := self.line(event)) and self._is_time(event, self._news - before):
             if self._working is not None:

@@ -4,12 +4,15 @@ A plot is about 400 pixels wide, like a column of the report and like a phone, s
 drawing needs no script; `values` is what the script of the page reads to show values under the pointer.
 """
 
+import base64
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Final, Literal
 
 from offbeat.types import Json
@@ -311,3 +314,19 @@ def standalone(plot: Plot) -> str:
         f"<style>{style} svg {{ color: var(--ink); font-family: system-ui, sans-serif }}</style>"
         f'<rect width="100%" height="100%" fill="var(--paper)"/>{title}{drawing}</svg>'
     )
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plot as SVG. A notebook shows it; `save` writes it to a file."""
+
+    svg: str = field(repr=False)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the SVG file and return its path."""
+        Path(path).write_text(self.svg, encoding="utf-8")
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        # As an image, because styles inside an SVG would apply to the whole notebook.
+        return f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(self.svg.encode()).decode()}">'

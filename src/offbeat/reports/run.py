@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from offbeat.config import Config
 from offbeat.errors import RunError, suggest_nearest
-from offbeat.reports.chart import Chart
 from offbeat.reports.history import read_history, state_of
-from offbeat.reports.working import TICK, Working
+from offbeat.reports.plot import Chart
 from offbeat.run.directory import RunDirectory
 from offbeat.run.event_loop import outside_event_loop
+from offbeat.working import TICK, Working
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,7 +126,7 @@ class Run:
         Temperature and length are those of the run unless given; temperature 0 is greedy.
         """
         with Working("loading torch", after=TICK):
-            from offbeat.run.evaluation_model import policy_sampler
+            from offbeat.run.evaluation.model import policy_sampler
         from offbeat.tasks.data import Example
         from offbeat.trainer.export import find_checkpoint
 
@@ -136,7 +136,7 @@ class Run:
         sampler = policy_sampler(model, tokenizer, heat, max_tokens or settings.max_tokens)
         asked = Example("prompt", prompt if isinstance(prompt, str) else tuple(prompt))
         with Working("generating", after=TICK):
-            return outside_event_loop(lambda: [*sampler.answers(asked, samples, seed).texts])
+            return outside_event_loop(lambda: sampler.texts(asked, samples, seed))
 
     def plot(self, *metrics: str, to: str | os.PathLike[str] | None = None) -> Chart:
         """Draw metrics by step, by default the mean reward and pass@1. With `to`, write the SVG file as well."""

@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from offbeat.errors import EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling, Weights
-from offbeat.rollout.weight_checks import adapter_shapes, check_adapter
+from offbeat.rollout.parity import adapter_shapes, check_adapter
 from offbeat.seeds import derive
 from offbeat.trainer.adapter import attach, load_adapter
 from offbeat.trainer.forward import sequence_logprobs

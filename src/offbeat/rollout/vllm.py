@@ -2,12 +2,12 @@
 
                  generate, logprobs                     load(version, weights)
                         │                                 │
-   one vLLM request per completion                        │ full weights (`vllm_full.py`): replace the version
-                        │                                 │ adapters (`vllm_adapters.py`): add one beside the others
+   one vLLM request per completion                        │ full weights replace the version, adapters are added
+                        │                                 │ beside the others (`vllm_versions.py`)
                         ▼                                 ▼
                  vLLM's engine core process and its workers (`vllm_worker.py`)
 
-This file has the calls and the life of that process; the two files above know which weights compute a request. Only
+This file has the calls and the life of that process; the file above knows which weights compute a request. Only
 `vllm*.py` import vLLM. `vllm_owner.py` ends processes whose owner is killed.
 """
 
@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from offbeat.errors import ConfigError, EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Weights, all_of
-from offbeat.rollout.vllm_adapters import SLOTS, Adapters
-from offbeat.rollout.vllm_full import FullWeights, OnUpdate
+from offbeat.rollout.parity import saved_shapes
 from offbeat.rollout.vllm_settings import (
     PROBE_ROOM,
     Surroundings,
@@ -37,8 +36,8 @@ from offbeat.rollout.vllm_settings import (
     sampling_params,
     start_llm,
 )
+from offbeat.rollout.vllm_versions import SLOTS, Adapters, FullWeights, OnUpdate
 from offbeat.rollout.vllm_worker import GRACE
-from offbeat.rollout.weight_checks import saved_shapes
 from offbeat.seeds import derive
 from offbeat.types import Completion, Finish
 from offbeat.weights.adapter import AdapterSpec

@@ -1,13 +1,14 @@
 """How a version reaches vLLM's workers: through shared memory, and a layerwise reload inside each worker.
 
-On CPU the reload fills a twin of the model (`vllm_twin.py`) while the model generates; on GPU it fills the model.
-
 Before it pauses generation, the engine writes the weights once to an anonymous file in memory (memfd). The workers map
 the same pages, so nothing is sent or pickled. The kernel frees the memory when the last process closes it, even after a
 crash.
+
+Adapters reach the workers in the same way. On CPU they are computed by `GroupedAdapters`, one pair of matrix products
+for each version in a batch: vLLM's own code copies A and B once for every token of a batch, and computes tokens of the
+base with the adapter in the last slot if another token of the batch has an adapter.
 """
 
-import asyncio
 import json
 import mmap
 import os
@@ -19,17 +20,14 @@ import torch
 from torch import Tensor
 
 from offbeat.rollout.engine import Weights
-from offbeat.rollout.vllm_twin import Twin, can_have_twin
 from offbeat.types import Json
 
 if TYPE_CHECKING:
+    from vllm.lora.model_manager import LoRAModelManager
     from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
-    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 _ALIGNMENT: Final = 64
-POLL: Final = 0.02
-"""Seconds between two questions whether a version is prepared. Each is answered between two steps of the engine."""
 GRACE: Final = 15.0
 """Seconds that an engine core has to end by itself before it is killed."""
 
@@ -87,32 +85,10 @@ class WorkerPart:
 
     model_runner: "GPUModelRunner"
 
-    offbeat_twin: Twin | None = None
+    def offbeat_reload(self, path: str, table: str) -> None:
+        """Replace all weights of the model, which must not be generating.
 
-    def offbeat_prepare(self, path: str, table: str) -> None:
-        """Begin to load a version into the twin while the model generates. On GPU there is no memory for a twin."""
-        live = self.model_runner.get_model()
-        if self.offbeat_twin is None and self.model_runner.device.type == "cpu" and can_have_twin(live):
-            self.offbeat_twin = Twin(live)
-            for layer, copy in self.offbeat_twin.pairs:
-                copy_reload_record(layer, copy)
-        if self.offbeat_twin is not None:
-            self.offbeat_twin.load(lambda model: self.offbeat_reload(model, path, table))
-
-    def offbeat_is_prepared(self) -> bool:
-        """Return whether `offbeat_take_over` need not wait. Raises the error of a load that failed."""
-        return self.offbeat_twin is None or self.offbeat_twin.join(timeout=0.0)
-
-    def offbeat_take_over(self, path: str, table: str) -> None:
-        """Replace all weights of the model, which must not be generating."""
-        if self.offbeat_twin is None:
-            self.offbeat_reload(self.model_runner.get_model(), path, table)
-        else:
-            self.offbeat_twin.join()
-            self.offbeat_twin.take_over()
-
-    def offbeat_reload(self, model: torch.nn.Module, path: str, table: str) -> None:
-        """Load a version into a model. With tensor parallel, each worker reads everything and keeps its part.
+        With tensor parallel, each worker reads everything and keeps its part.
 
         On CPU, vLLM prepacks linear layers and drops their plain weights, so it cannot load into them as they are. A
         layerwise reload restores the loadable form of each layer, fills it and packs it again. On GPU it fills one
@@ -122,11 +98,11 @@ class WorkerPart:
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-        config = self.model_runner.vllm_config
+        model, config = self.model_runner.get_model(), self.model_runner.vllm_config
         # The device is where layers are made anew. `torch.frombuffer` does not follow it: weights arrive on the host.
         with set_current_vllm_config(config), torch.device(self.model_runner.device):
             initialize_layerwise_reload(model)
-            model.load_weights(self.offbeat_weights(path, table))  # type: ignore[operator]
+            model.load_weights(self.offbeat_weights(path, table))
             finalize_layerwise_reload(model, config.model_config)
             self.offbeat_repair_heads(model)
 
@@ -181,28 +157,59 @@ class WorkerPart:
     def offbeat_group_adapters(self) -> None:
         """On CPU, replace vLLM's computation of adapters by one that is faster and leaves the base alone."""
         if self.model_runner.device.type == "cpu":
-            from offbeat.rollout.vllm_cpu_adapters import group_adapters
+            from offbeat.rollout.vllm_worker import group_adapters
 
             group_adapters(self.model_runner.lora_manager._adapter_manager)
 
 
-def copy_reload_record(layer: torch.nn.Module, copy: torch.nn.Module) -> None:
-    """Give a copy of a layer its own record of how the layer looks before packing, which vLLM keeps by layer."""
-    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
-    from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
-    from vllm.model_executor.model_loader.reload.sanitize import sanitize_layer_refs
-    from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
+class GroupedAdapters:
+    """A mixin for vLLM's `PunicaWrapperCPU`: computes the tokens of each slot together, and leaves the base alone."""
 
-    known = LAYERWISE_INFO[layer]
-    parameters, buffers = (
-        {name: sanitize_layer_refs(to_meta_tensor(tensor), layer) for name, tensor in kind.items()}
-        for kind in known.restore_metadata
-    )
-    LAYERWISE_INFO[copy] = LayerReloadingInfo((parameters, buffers), known.restore_device)
+    token_lora_indices: Tensor
+    """By token of the batch: its slot, or −1 for the base."""
+    offbeat_rows: tuple[tuple[int, Tensor | None], ...] = ()
+    """By slot: its tokens in the batch; None for all of them."""
+
+    def update_metadata(self, *mapping: object, **options: object) -> None:
+        """Note which tokens belong to which slot. vLLM calls it when a batch differs from the one before."""
+        super().update_metadata(*mapping, **options)  # type: ignore[misc]
+        slots_T = self.token_lora_indices
+        found = slots_T.unique().tolist()
+        self.offbeat_rows = tuple(
+            (slot, (slots_T == slot).nonzero()[:, 0] if len(found) > 1 else None) for slot in found if slot >= 0
+        )
+
+    def add_lora_linear(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a_stacked: tuple[Tensor, ...],
+        lora_b_stacked: tuple[Tensor, ...],
+        scale: float,
+        output_slices: tuple[int, ...],
+        **_: object,
+    ) -> None:
+        """Add scale · B A x to y, whose columns are the outputs of one or more layers, one after another."""
+        parts = y.split(output_slices, -1)
+        for slot, rows in self.offbeat_rows:
+            own = x if rows is None else x[rows]
+            for a, b, part in zip(lora_a_stacked, lora_b_stacked, parts, strict=True):
+                inner = own @ a[slot, 0].T
+                if rows is None:
+                    part.addmm_(inner, b[slot, 0].T, alpha=scale)
+                else:
+                    part.index_add_(0, rows, inner @ b[slot, 0].T, alpha=scale)
 
 
-async def prepare(llm: "AsyncLLM", shared: SharedWeights) -> None:
-    """Load a version beside the one that generates, in all workers."""
-    await llm.collective_rpc("offbeat_prepare", args=(shared.path, shared.table))
-    while not all(await llm.collective_rpc("offbeat_is_prepared")):
-        await asyncio.sleep(POLL)
+def group_adapters(manager: "LoRAModelManager") -> None:
+    """Let the layers of a worker compute adapters with `GroupedAdapters`. A second call does nothing."""
+    for name, wrapper in [*manager.punica_wrapper_mapping.items()]:
+        if isinstance(wrapper, GroupedAdapters):
+            continue
+        kind: type[GroupedAdapters] = type("GroupedAdaptersCPU", (GroupedAdapters, type(wrapper)), {})
+        grouped = object.__new__(kind)
+        grouped.__dict__.update(wrapper.__dict__)
+        manager.punica_wrapper_mapping[name] = grouped
+        for layer in manager.modules.values():
+            if layer.punica_wrapper is wrapper:
+                layer.set_mapping(grouped)

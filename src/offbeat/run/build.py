@@ -1,11 +1,11 @@
 """The parts of a run, built from its configuration: the same in one process and on Ray.
 
-The functions are in the order in which a run calls them: task and tokenizer, loop, then workers and engines. The
-trainer is built in build_trainer.py.
+The functions are in the order in which a run calls them: task and tokenizer, loop, then workers. Engines are started in
+engines.py, and the trainer is built in learner.py.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -27,23 +27,17 @@ from offbeat.objective.spec import Advantage
 from offbeat.rollout.engine import Engine, Sampling
 from offbeat.rollout.generation import GroupMaker, Scorer
 from offbeat.rollout.prompt_leases import PromptLeases, Prompts
-from offbeat.rollout.stopping import read_generation_config, stop_tokens
-from offbeat.rollout.worker import Pace, Worker
-from offbeat.rollout.worker_parts import Policies
+from offbeat.rollout.worker import Pace, Policies, Worker
 from offbeat.run.admission import Admission, ConcurrentAdmission, LockstepAdmission, OfflineAdmission
-from offbeat.run.build_trainer import adapter_spec
-from offbeat.run.cadence import Cadence, Cost, Drift, Fixed, OwnCadence
-from offbeat.run.counted_learner import CountedLearner
-from offbeat.run.desk import Desk
+from offbeat.run.cadence import Cadence, Cost, Drift, Fixed, OwnCadence, PublishEvidence
+from offbeat.run.desk import Desk, FittingPrompts
 from offbeat.run.directory import PauseFile, RunDirectory
-from offbeat.run.evaluation import LoggedPrompts, evaluation_prompts
-from offbeat.run.evaluation_leases import EvaluationSchedule
-from offbeat.run.evaluation_rounds import EngineEvaluation, EvaluationRounds
-from offbeat.run.evidence import PublishEvidence
-from offbeat.run.fitting_prompts import FittingPrompts
+from offbeat.run.evaluation.leases import EvaluationSchedule
+from offbeat.run.evaluation.rates import EngineEvaluation, EvaluationRounds, LoggedPrompts, evaluation_prompts
 from offbeat.run.fleet import Fleet, Member
 from offbeat.run.health import Health, rules_for
 from offbeat.run.journal import Journal, Stopwatch
+from offbeat.run.learner import adapter_spec
 from offbeat.run.loop import Loop
 from offbeat.run.protocols import REPAIRED, Learner, RunPlan
 from offbeat.scoring.pool import ScoringPool
@@ -51,7 +45,7 @@ from offbeat.seeds import derive
 from offbeat.tasks.rewards import fault_reward
 from offbeat.tasks.split import for_evaluation, hold_out
 from offbeat.tasks.task import Task, make, stored_groups
-from offbeat.tasks.tokenizer import read_tokenizer
+from offbeat.tasks.tokenizer import decoder, read_generation_config, read_tokenizer, stop_tokens
 from offbeat.types import Json
 from offbeat.weights.subscriber import Subscription
 
@@ -155,8 +149,7 @@ def make_loop(
         leases.restore(cast(dict[str, Json], saved["desk"]))
         published = cast(int, saved["published"])
         evidence = PublishEvidence.restore(cast(dict[str, Json], saved["evidence"]))
-        # Checkpoints of earlier releases have no state of evaluations, and were saved after one that was due.
-        schedule.restore(cast(dict[str, Json], saved.get("evaluation") or {"evaluated": published, "due": False}))
+        schedule.restore(cast(dict[str, Json], saved["evaluation"]))
     logged = leases.skip_logged(lambda ids: log.find(ids) >= 0) if config.run.mode != "offline" else 0
     if saved is not None or logged:
         from_start = "no checkpoint yet: training starts again at step 0; " if saved is None else ""
@@ -175,9 +168,8 @@ def make_loop(
         asked = partial(evaluation_prompts, config, context.task, context.tokenizer)
         rates = EngineEvaluation(desk, asked, config.workers.lease_seconds, config.run.patience, clock)
         rounds = EvaluationRounds(rates, schedule, journal, overlap=config.run.mode == "concurrent")
-    counted = CountedLearner(learner, desk.scoring, journal)
     return Loop(
-        _plan(config), log, sampler, desk, admission, fleet, counted, _cadence(config), journal,
+        _plan(config), log, sampler, desk, admission, fleet, learner, _cadence(config), journal,
         Health(rules_for(config), run=str(context.directory.path)),
         Stopwatch(clock), clock, rounds, pause_control=PauseFile(context.directory.pause),
         published=published, evidence=evidence, cursor=cursor, consumer=own.trainer,
@@ -263,10 +255,7 @@ def make_worker(
         settings.max_tokens, stops, settings.temperature, settings.top_p, settings.top_k, settings.min_tokens
     )
 
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(token_ids, skip_special_tokens=True))
-
-    maker = GroupMaker(config.group_size, sampling, decode, scorer)
+    maker = GroupMaker(config.group_size, sampling, decoder(tokenizer), scorer)
     return Worker(name, start, policies, prompts, maker, log, _pace(config), adapter_spec(config))
 
 

@@ -16,14 +16,13 @@ from offbeat.rollout.engine import Engine
 from offbeat.rollout.worker import Worker
 from offbeat.run.build import RunContext, make_loop, make_worker, open_pool
 from offbeat.run.desk import Desk
-from offbeat.run.devices import plan_here, shared_gpu
 from offbeat.run.directory import RunDirectory, RunLock
-from offbeat.run.engines import start_engine
-from offbeat.run.evaluation import PolicyEvaluation
+from offbeat.run.engines import plan_here, shared_gpu, start_engine
+from offbeat.run.evaluation.rates import PolicyEvaluation
 from offbeat.run.journal import Journal, record_failure
 from offbeat.run.learner import LocalLearner, RankLearner
 from offbeat.run.loop import Loop
-from offbeat.run.preparation import Preparation
+from offbeat.run.protocols import Preparation
 from offbeat.run.sinks import open_journal
 from offbeat.trainer.allocator import share_freed_memory
 from offbeat.types import Json

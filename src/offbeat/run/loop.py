@@ -33,17 +33,14 @@ from offbeat.experience.ledger import Ledger, LedgerEventKind
 from offbeat.experience.sampler import Draw, Sampler
 from offbeat.experience.schema import Snapshot
 from offbeat.run.admission import Admission
-from offbeat.run.cadence import Cadence
+from offbeat.run.cadence import Cadence, PublishEvidence
 from offbeat.run.desk import GATHERING_SECONDS, Desk
-from offbeat.run.drawing import Drawing
-from offbeat.run.evaluation_rounds import EvaluationRounds
-from offbeat.run.evidence import PublishEvidence
-from offbeat.run.fates import FateRecorder
+from offbeat.run.drawing import Drawing, FateRecorder
+from offbeat.run.evaluation.rates import EvaluationRounds
 from offbeat.run.fleet import Fleet
 from offbeat.run.health import Action, Health
 from offbeat.run.journal import Journal, Phase, Stopwatch
-from offbeat.run.preparation import Preparation
-from offbeat.run.protocols import Learner, Log, PauseControl, RunPlan, StepOutcome, make_step_context
+from offbeat.run.protocols import Learner, Log, PauseControl, Preparation, RunPlan, StepOutcome, make_step_context
 from offbeat.trainer.trainer import Trained
 from offbeat.types import Group, Json
 
@@ -219,6 +216,7 @@ class Loop:
                     self._fates.record(k, LedgerEventKind.ZERO_VARIANCE, [group.id for group in groups], "no gradient")
                     return str(error)
             if isinstance(outcome, Trained):
+                outcome = self.desk.scoring.report(outcome, self.journal)
                 self._fates.trained(outcome)
                 self._quarantine(k + 1, outcome.refused, ordinals)
                 self.sampler.measured({ordinals[one]: drift for one, drift in outcome.group_drift.items()})

@@ -8,12 +8,10 @@ Expected results never enter a sandbox. A program sees the arguments of a call, 
 answer; the comparison happens outside (`tasks/code_tests.py`). It may patch the driver, write to every descriptor and
 read all memory within reach: its answers are accepted only if they are right.
 
-bubblewrap.py  the backend of this machine
+bubblewrap.py  the backend of this machine, and the pipes to an untrusted process
 jail.py        its bwrap command and system call filter
-slots.py       its slots: numbers with user ids, one per running program
-cgroups.py     control groups of slots: caps, and a share of the CPU
+cgroups.py     its slots, one per running program, and their control groups: caps, and a share of the CPU
 meter.py       CPU that a tree of processes received and waited for
-pipes.py       reading from and writing to an untrusted process
 driver.py      the code inside the sandbox, and the wire form of answers
 """
 

@@ -25,14 +25,14 @@ import itertools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from offbeat.errors import PoolClosed, PoolError
-from offbeat.scoring.bounded_queue import BoundedQueue
 from offbeat.scoring.process import LONGEST_PAUSE, Grader, Reply, WorkerProcesses, longest_wait, setup_message
 from offbeat.scoring.tally import (
     FailureLimit,
@@ -46,6 +46,65 @@ from offbeat.scoring.worker import ChannelClosed, encode_message
 from offbeat.tasks.rewards import FOR_EVALUATION, AnswerFault, Answers, Columns, Reward, fault_reward
 from offbeat.tasks.task import Task
 from offbeat.types import BY_ANSWER, FAULT, Json, Score, Unscorable
+
+Item = TypeVar("Item")
+
+
+class BoundedQueue(Generic[Item]):
+    """A first-in, first-out queue for many threads, with a capacity and an end.
+
+    >>> queue = BoundedQueue(capacity=2)
+    >>> queue.put("a", seconds=1.0)
+    >>> queue.get()
+    'a'
+    >>> queue.put("b", seconds=1.0)
+    >>> queue.end(RuntimeError("stopped"))
+    ['b']
+    >>> print(queue.get())
+    None
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._ended: Exception | None = None
+
+    def put(self, item: Item, *, seconds: float) -> None:
+        """Append an item. `TimeoutError` if the queue stays full; the reason for its end if it has ended."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ended or len(self._items) < self.capacity, timeout=seconds):
+                raise TimeoutError(f"a queue of {self.capacity} was full for {seconds:g} s")
+            if self._ended is not None:
+                raise copy(self._ended)  # a copy for each caller: a traceback grows each time it is raised
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def get(self) -> Item | None:
+        """Wait for the next item and return it, or None if the queue has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._items)
+            if self._ended is not None:
+                return None
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def end(self, reason: Exception) -> list[Item]:
+        """End the queue and return the items left in it. The first reason stays."""
+        with self._changed:
+            self._ended = self._ended or reason
+            left = list(self._items)
+            self._items.clear()
+            self._changed.notify_all()
+            return left
+
+    @property
+    def ended(self) -> Exception | None:
+        """The reason for its end, or None if it has not ended."""
+        with self._changed:
+            return self._ended
+
 
 Outcome = Score | Unscorable
 _Ending = tuple[Outcome, str]

@@ -1,16 +1,14 @@
 """Durable storage below logs, checkpoints and run directories.
 
 files.py          fsync, atomic replacement, locks: plain functions on local paths
-store.py          the protocol `Store`: a folder of files that are written once
-local.py          a `Store` on a local disk
+store.py          the protocol `Store`: a folder of files that are written once; on a local disk
 object_store.py   a `Store` in S3, Google Cloud Storage or Azure
 """
 
 import os
 
 from offbeat.storage.files import local_path
-from offbeat.storage.local import LocalStore
-from offbeat.storage.store import Store
+from offbeat.storage.store import LocalStore, Store
 
 
 def open_store(uri: str | os.PathLike[str]) -> Store:

@@ -23,7 +23,6 @@ from offbeat.imports import describe_error, load_file, resolve
 from offbeat.seeds import derive
 from offbeat.tasks.data import ColumnMap, Deferred, Example, Tokenizer, tokens, with_prompt
 from offbeat.tasks.rewards import AnswerFault, Reward, fault_reward, reward_of
-from offbeat.tasks.turns import Environment
 from offbeat.types import Json, Prompt
 
 FACTORIES: Final[Mapping[str, str]] = {
@@ -41,7 +40,7 @@ _PROMPTS_KEPT: Final = 4096
 """Prompts whose tokens are kept: small data sets are encoded once, not in every epoch."""
 OF_EVERY_TASK: Final = ("reward_range", "answer_fault")
 """Options that `make` takes for every task."""
-_SETTINGS: Final = ("reward_range", "answer_fault", "deadline", "answer", "slice_by", "environment")
+_SETTINGS: Final = ("reward_range", "answer_fault", "deadline", "answer", "slice_by")
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,6 @@ class Task:
     safe on any text."""
     slice_by: str | None = None
     """The column that the evaluation table is split by, for instance a difficulty."""
-    environment: Callable[[Example], Environment] | None = None
-    """For several turns: makes the environment that replies to the policy."""
     evaluation: "Task | None" = None
     """What evaluation asks instead of `examples`; without examples it does not count. `split.hold_out` makes sure that
     the two share no prompt. None: there is nothing for evaluation only."""
@@ -232,8 +229,8 @@ def custom(*, path: str) -> Task:
     `examples` holds `Example`s or dictionaries with a 'prompt', or is a function that returns them. For several rewards
     define a list `rewards` of functions or `Reward(function, weight=…)`. A function with a parameter `completions`,
     `prompts` or `completion_ids` is called as TRL calls it, with all completions of a prompt. The names `reward_range`,
-    `answer_fault`, `deadline`, `answer`, `slice_by` and `environment` set the fields of `Task`. `evaluation_examples`,
-    written like `examples`, are for evaluation only; without them, a run that evaluates holds some of `examples` out.
+    `answer_fault`, `deadline`, `answer` and `slice_by` set the fields of `Task`. `evaluation_examples`, written like
+    `examples`, are for evaluation only; without them, a run that evaluates holds some of `examples` out.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:

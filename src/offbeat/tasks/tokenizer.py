@@ -1,11 +1,14 @@
-"""Load tokenizers, for every command that needs one, with values for the variables of their chat templates.
+"""Load tokenizers, with values for the variables of their chat templates, and say which tokens end a completion.
 
 A value becomes the default of its variable in the template itself. So whatever applies the template uses it: training,
 evaluation, and every library that loads the exported model. A caller that gives the variable another value gets it.
+
+Chat models have several tokens that end a completion, for example the end of a turn and the end of the text. With one
+of them missing, completions that end with it would continue to the length limit.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -14,8 +17,7 @@ from offbeat.errors import ModelUnreadable, first_line, suggest_nearest
 from offbeat.types import Group, Json
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 Template = str | dict[str, "Template"]
 """A chat template, or several by name."""
@@ -48,13 +50,15 @@ def read_tokenizer(
     return cast("PreTrainedTokenizerBase", found)
 
 
+def decoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[Sequence[int]], str]:
+    """Return the function from token ids to the text that scorers see: without special tokens."""
+    return lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
 def in_words(group: Group, tokenizer: "PreTrainedTokenizerBase") -> Group:
     """Return a group with text: its prompt as the model reads it, its completions as scorers see them."""
     prompt = replace(group.prompt, text=str(tokenizer.decode(group.prompt.token_ids.tolist())))
-    completions = (
-        replace(one, text=str(tokenizer.decode(one.token_ids.tolist(), skip_special_tokens=True)))
-        for one in group.completions
-    )
+    completions = (replace(one, text=decoder(tokenizer)(one.token_ids.tolist())) for one in group.completions)
     return replace(group, prompt=prompt, completions=tuple(completions))
 
 
@@ -85,3 +89,20 @@ def variable_problem(template: str, names: Iterable[str]) -> str:
             near = near if near.startswith("did") else "leave it out"
             return f"its chat template has no variable {name!r}; {near}"
     return ""
+
+
+def stop_tokens(generation: "GenerationConfig | None", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    """Return the ids of all tokens that end a completion; empty if neither names one."""
+    listed = generation.eos_token_id if generation is not None else None
+    ids = listed if isinstance(listed, list) else [listed]
+    return tuple(dict.fromkeys(one for one in [*ids, tokenizer.eos_token_id] if one is not None))
+
+
+def read_generation_config(model_dir: Path) -> "GenerationConfig":
+    """Read the generation config of a model directory; without generation_config.json, take it from config.json."""
+    from transformers import AutoConfig, GenerationConfig
+
+    if (model_dir / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(str(model_dir), local_files_only=True)
+    config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
+    return GenerationConfig.from_model_config(config)

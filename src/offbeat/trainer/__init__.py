@@ -8,5 +8,5 @@ One step     trainer.py: i updates on B groups. It calls, in this order:
 Many ranks   fsdp.py: parameters, gradients and moments sharded over ranks; whole weights for publishing
 Model        loading.py reads it, whole or in slices; adapter.py puts an adapter into it
 Checkpoints  checkpoint.py saves and restores them, export.py makes a plain model of one
-Before       worst_case.py: the largest micro-batch, computed once before the first step
+Before       memory.py: the largest micro-batch, computed once before the first step
 """

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
 from offbeat.storage.files import FileLock, LockHeld, fsync_paths
-from offbeat.storage.local import LocalStore
+from offbeat.storage.store import LocalStore
 from offbeat.trainer.allocator import return_freed_memory
 from offbeat.trainer.checkpoint_files import (
     MANIFEST,

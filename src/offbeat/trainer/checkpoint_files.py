@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
-from offbeat.storage.local import LocalStore
+from offbeat.storage.store import LocalStore
 from offbeat.trainer.adapter import is_adapter, stored_name
 from offbeat.trainer.fsdp import in_first_replica, named_tensors, own_rows
 from offbeat.trainer.trainer import Trainer

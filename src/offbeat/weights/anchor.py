@@ -24,7 +24,7 @@ def write_anchor(state: Mapping[str, Bits], writer: Writer) -> None:
     >>> import tempfile, torch
     >>> from pathlib import Path
     >>> from safetensors.torch import load_file
-    >>> from offbeat.storage.local import LocalStore
+    >>> from offbeat.storage.store import LocalStore
     >>> with tempfile.TemporaryDirectory() as place, LocalStore(Path(place)).create("x.safetensors") as writer:
     ...     write_anchor({"w": Bits.of(torch.tensor([1.5, 2.5]))}, writer)
     ...     load_file(f"{place}/x.safetensors")

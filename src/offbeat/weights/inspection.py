@@ -21,7 +21,7 @@ def read_manifests(store: Store) -> tuple[dict[int, VersionManifest], dict[int, 
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from offbeat.storage.local import LocalStore
+    >>> from offbeat.storage.store import LocalStore
     >>> with tempfile.TemporaryDirectory() as place:
     ...     read_manifests(LocalStore(Path(place)))
     ({}, {})

@@ -23,7 +23,7 @@ class ReaderLease:
 
     >>> import tempfile, time
     >>> from pathlib import Path
-    >>> from offbeat.storage.local import LocalStore
+    >>> from offbeat.storage.store import LocalStore
     >>> with tempfile.TemporaryDirectory() as place:
     ...     store = LocalStore(Path(place))
     ...     lease = ReaderLease(store, "worker 3", time.time)
@@ -84,7 +84,7 @@ def pin(store: Store, version: int, by: str) -> None:
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from offbeat.storage.local import LocalStore
+    >>> from offbeat.storage.store import LocalStore
     >>> with tempfile.TemporaryDirectory() as place:
     ...     pin(LocalStore(Path(place)), 12, "checkpoint 12")
     ...     pinned(LocalStore(Path(place)))

@@ -31,13 +31,12 @@ from offbeat.rollout.worker import Worker
 from offbeat.run.build import RunContext, make_task, make_worker, open_pool
 from offbeat.run.directory import RunDirectory
 from offbeat.run.engines import start_engine
-from offbeat.run.evaluation import PolicyEvaluation
+from offbeat.run.evaluation.rates import PolicyEvaluation
 from offbeat.run.learner import RankLearner
 from offbeat.scoring.pool import Outcome
 from offbeat.scoring.tally import OutcomeCount
 from offbeat.tasks.rewards import Answers
-from offbeat.trainer.fsdp import Ranks, serving_state
-from offbeat.trainer.rendezvous import LOOPBACK, Listener, join, open_listener
+from offbeat.trainer.fsdp import LOOPBACK, Listener, Ranks, join, open_listener, serving_state
 from offbeat.trainer.trainer import RefusedBatch, Trained
 from offbeat.types import Group, Json, StepContext
 

@@ -1,4 +1,4 @@
-"""The connection to Ray, and one attempt at a run: from its actors' start until it ends or a rank is lost.
+"""One attempt at a run on Ray: it connects, reserves the GPUs, starts the actors, and ends when one of them is lost.
 
 This module imports Ray: import it only after `entry.environment` has run.
 """
@@ -7,25 +7,34 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, cast
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import GetTimeoutError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from offbeat.config import Config
 from offbeat.errors import RunError
 from offbeat.events import EventKind
 from offbeat.experience.background import Maintenance
 from offbeat.experience.ledger import Ledger
+from offbeat.placement.hardware import GIB, Hardware
+from offbeat.placement.plan import DevicePlan
 from offbeat.run.build import RunContext, make_loop
 from offbeat.run.desk import Desk
-from offbeat.run.devices import plan_run
 from offbeat.run.directory import RunDirectory
+from offbeat.run.engines import plan_run
 from offbeat.run.fleet import Fleet
 from offbeat.run.journal import Journal
 from offbeat.run.loop import Loop
@@ -39,9 +48,53 @@ from offbeat.run.ray.actors import (
     WorkerActor,
 )
 from offbeat.run.ray.driver import ClusterLearner, RemoteMember, keep_pool_alive
-from offbeat.run.ray.files import ray_files
-from offbeat.run.ray.placement import Reservation, cluster_hardware
 from offbeat.types import Json
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """The GPUs of a device plan, reserved on the cluster."""
+
+    plan: DevicePlan
+    group: PlacementGroup
+
+    @classmethod
+    def make(cls, plan: DevicePlan) -> "Reservation":
+        """Reserve all GPUs of the plan. Raises `RunError` if they do not become free in time."""
+        ranks_per_node = Counter(node for node, _ in plan.ranks)
+        bundles = [{"GPU": float(count), "CPU": float(count)} for _, count in sorted(ranks_per_node.items())]
+        bundles += [{"GPU": float(len(engine.devices)), "CPU": 1.0} for engine in plan.engines]
+        group = placement_group(bundles, strategy="PACK")
+        try:
+            ray.get(group.ready(), timeout=WAIT_SECONDS)
+        except GetTimeoutError:
+            remove_placement_group(group)
+            wanted = sum(bundle["GPU"] for bundle in bundles)
+            free = ray.available_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
+            raise RunError(
+                f"waited {WAIT_SECONDS:g} s for the GPUs of this run: {wanted:g} for {len(plan.ranks)} ranks and "
+                f"{len(plan.engines)} engines, of which {free:g} are free on the Ray cluster. Stop what uses the "
+                "others (`ray status` shows it), or lower trainer.ranks and workers.count"
+            ) from None
+        return cls(plan, group)
+
+    def for_rank(self, rank: int) -> dict[str, Any]:
+        """Return the options of the actor of a rank."""
+        nodes = sorted({node for node, _ in self.plan.ranks})
+        return {"num_gpus": 1, "scheduling_strategy": self._bundle(nodes.index(self.plan.ranks[rank][0]))}
+
+    def for_engine(self, number: int) -> dict[str, Any]:
+        """Return the options of the actor of a worker."""
+        nodes = len({node for node, _ in self.plan.ranks})
+        gpus = len(self.plan.engines[number].devices)
+        return {"num_gpus": gpus, "scheduling_strategy": self._bundle(nodes + number)}
+
+    def release(self) -> None:
+        remove_placement_group(self.group)
+
+    def _bundle(self, index: int) -> PlacementGroupSchedulingStrategy:
+        return PlacementGroupSchedulingStrategy(self.group, index)
+
 
 OBJECT_STORE_BYTES: Final = 512 << 20
 """Size of Ray's object store: batches pass through it, and nothing stays."""
@@ -217,3 +270,78 @@ class RunAttempt:
 def _actor(part: type, **options: Any) -> Any:
     make: Any = ray.remote
     return make(num_cpus=1, concurrency_groups={HEARTBEAT_GROUP: 1}, **options)(part)
+
+
+WAIT_SECONDS: Final = 25.0
+"""How long a run waits for GPUs that the cluster has, but that something else uses."""
+
+
+@ray.remote(num_cpus=0)
+def _gpu_memory() -> tuple[int, str]:
+    """Return the memory of this task's GPU in bytes, 0 if torch sees none, and the node's address."""
+    import torch
+
+    memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+    return memory, ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+
+
+def cluster_hardware() -> Hardware | None:
+    """Return the GPUs of the cluster, counted as equal to the smallest; None if no node has one.
+
+    Raises `RunError` if torch does not see a GPU that Ray has, or if none becomes free in time.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]  # type: ignore[no-untyped-call]
+    if not nodes:
+        return None
+    counts = [int(node["Resources"]["GPU"]) for node in nodes]
+    asked: Any = _gpu_memory.options(num_gpus=1)
+    waiting = asked.remote()
+    try:
+        memory, address = ray.get(waiting, timeout=WAIT_SECONDS)
+    except GetTimeoutError:
+        ray.cancel(waiting, force=True)
+        raise RunError(
+            f"waited {WAIT_SECONDS:g} s for a GPU of the Ray cluster: it has {sum(counts)}, and all are in use. Stop "
+            "what uses them (`ray status` shows it), or start nodes with more"
+        ) from None
+    if not memory:
+        raise RunError(
+            f"Ray has {counts[0]} GPUs on node {address}, but torch sees none there: install a driver and a torch with "
+            "CUDA on that node, or start it without --num-gpus"
+        )
+    # A node with fewer GPUs than the others limits what can be placed on each.
+    return Hardware(len(nodes), min(counts), memory / GIB)
+
+
+LONGEST: Final = 107 - 66
+"""Bytes of a temporary directory below which Ray's sockets have valid paths."""
+
+
+@contextlib.contextmanager
+def ray_files(directory: RunDirectory) -> Iterator[Path]:
+    """Return an empty temporary directory for Ray. At the end its sockets are removed, and logs stay."""
+    place = directory.ray.resolve()
+    shutil.rmtree(place, ignore_errors=True)  # of an earlier process, which may have been killed
+    place.mkdir(mode=0o700)
+    link = _short_link(place, directory.name) if len(os.fsencode(place)) > LONGEST else None
+    try:
+        yield link or place
+    finally:
+        if link is not None:
+            link.unlink(missing_ok=True)
+        for sockets in place.glob("session_*/sockets"):
+            shutil.rmtree(sockets, ignore_errors=True)
+
+
+def _short_link(place: Path, run: str) -> Path:
+    """Link to the directory from the system's temporary one. A link that a killed process left is replaced."""
+    folder = Path(tempfile.gettempdir())
+    link = folder / f"ob-{run}"
+    with contextlib.suppress(OSError):
+        if os.readlink(link) == str(place) and link.lstat().st_uid == os.getuid():
+            link.unlink()
+    for name in (link, *(folder / f"ob-{secrets.token_hex(4)}" for _ in range(8))):  # another user may have the first
+        with contextlib.suppress(FileExistsError):
+            name.symlink_to(place)
+            return name
+    raise FileExistsError(17, "no short link can be made", str(folder))
