@@ -24,7 +24,7 @@ LOGITS_TOGETHER: Final = 8192
 
 
 def _of_full_length(found: "TensorDict", tokens: int) -> "TensorDict":
-    """Return answers of so many tokens. Rarely one has a padding token, which TorchRL's wrapper cuts out."""
+    """Return answers of full length. Rarely one has a padding token, which TorchRL's wrapper cuts out."""
     full = [i for i, one in enumerate(found.unbind(0)) if len(one["tokens", "response"]) == tokens]
     return found if len(full) == len(found) else found[[i if i in full else full[0] for i in range(len(found))]]
 

@@ -83,7 +83,7 @@ def watch(frame, event, argument):
             # A method of the thing that travels counts; what other objects hold in their fields does not.
             values[0] = values[0] if type(values[0]).__name__ in set().union(*CARRIERS.values()) else None
     else:  # whoever makes a task passes its reward function on; whoever takes one may only want its prompts
-        values = [*argument.rewards] if type(argument).__name__ == "Task" else [argument]
+        values = [*argument.rewards] if isinstance(getattr(argument, "rewards", None), tuple) else [argument]
     file = code.co_filename.partition("/offbeat/")[2]
     BEGUN.update(route for route, name in BEGINS.items() if code.co_name == name)
     if event == "return" and code.co_name == "update" and file.endswith("optimizer.py"):

@@ -98,7 +98,7 @@ class WrongBase(WeightLogError):
 
 
 class AdapterMismatch(OffbeatError, ValueError):
-    """An adapter does not fit the model that it is to be used with."""
+    """An adapter does not fit its model."""
 
 
 class VersionMissing(WeightLogError):

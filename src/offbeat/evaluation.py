@@ -232,7 +232,7 @@ def _metrics(prompt: Attempts, ks: Sequence[int], correct_at: float) -> dict[str
 
 
 _TAIL: Final = 0.025
-"""Of each side of a 95 % interval."""
+"""The probability on each side of a 95 % interval."""
 _NORMAL: Final = 1.959963984540054
 
 

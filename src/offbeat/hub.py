@@ -78,24 +78,33 @@ def read_object(file: Path) -> dict[str, Any]:
     return found
 
 
-def count_elements(file: Path) -> int:
-    """Count the numbers in a safetensors file from its header. Raises `ModelUnreadable`, also if the file is cut."""
+def safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, one entry for each tensor, and where their data begins.
+
+    Raises `ModelUnreadable`, also if the file is cut.
+    """
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if not 2 <= length <= LONGEST_HEADER:
-                raise ModelUnreadable(f"{file} is not a safetensors file")
+                raise ValueError("it has no header")
             header = json.loads(stream.read(length))
-        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-        end = 8 + length + max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
-        elements = sum(int(math.prod(entry["shape"])) for entry in tensors)
+        header.pop("__metadata__", None)
+        end = 8 + length + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, ModelUnreadable):
-            raise
         raise ModelUnreadable(f"{file} is not a safetensors file: {error}") from None
     if (size := file.stat().st_size) != end:
         raise ModelUnreadable(f"{file} is damaged: it has {size} bytes, and its header says {end}")
-    return elements
+    return header, 8 + length
+
+
+def count_elements(file: Path) -> int:
+    """Count the numbers in a safetensors file from its header. Raises `ModelUnreadable`, also if the file is cut."""
+    header, _ = safetensors_header(file)
+    try:
+        return sum(int(math.prod(entry["shape"])) for entry in header.values())
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelUnreadable(f"{file} is not a safetensors file: {error}") from None
 
 
 def _find_code(directory: Path) -> list[str]:

@@ -119,7 +119,7 @@ def test_quantized_and_truncated_files_are_refused(untied: Path) -> None:
     rewrite(untied, weights)
     whole = (untied / WEIGHTS).read_bytes()
     (untied / WEIGHTS).write_bytes(whole[:-100])
-    with pytest.raises(ModelUnreadable, match="in the middle of a tensor"):
+    with pytest.raises(ModelUnreadable, match="is damaged: it has"):
         load(untied)
     (untied / WEIGHTS).write_bytes(whole[:40])
     with pytest.raises(ModelUnreadable, match="not a safetensors file"):

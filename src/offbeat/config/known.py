@@ -62,7 +62,7 @@ class LagEvidence:
 
     config: Config
     parameters: float = inf
-    """Of the model. One of unknown size counts as larger than any that was measured."""
+    """Parameters of the model. One of unknown size counts as larger than any that was measured."""
     any_age: bool = False
     """True if it trains on groups of unknown versions beside its own."""
     logprobs: bool = True

@@ -23,7 +23,7 @@ from offbeat.experience.schema import Snapshot
 from offbeat.storage.files import write_atomically
 
 SUFFIX: Final = ".index"
-"""Of a file: eight bytes that are the xxh3 hash of the rest, which numpy wrote."""
+"""The suffix of an index file, which has eight bytes with the xxh3 hash of the rest, then what numpy wrote."""
 KEPT: Final = 2
 """Files. The checkpoint beside the newest one may not be complete yet."""
 DAMAGE: Final = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, LogReadError)

@@ -51,7 +51,7 @@ MOST_VERSIONS: Final = 1_024
 """Versions that clean-up leaves, if they are older than `SHORTEST_KEEP`."""
 SHORTEST_KEEP: Final = timedelta(seconds=20)
 CACHE_BYTES: Final = 64 << 20
-"""Of Lance's metadata, and again as much of its indexes, for all tables of a process."""
+"""Bytes of Lance's metadata to keep, and as many of its indexes, for all tables of a process."""
 BATCH_BYTES: Final = 64 << 20
 """Rows held in memory while compaction copies them, however long the completions are."""
 _ONE_COMMIT: Final = 100

@@ -93,11 +93,11 @@ class LedgerEvent:
     by: str = "trainer"
     """The consumer or worker that recorded the event. A rewind cancels only its own events."""
     drift: float | None = None
-    """Of a trained group, as measured in that step: mean (1 - π_k/α)₊ over its tokens. None if α is unknown."""
+    """The drift of a trained group in that step: mean (1 - π_k/α)₊ over its tokens. None if α is unknown."""
     ess: float | None = None
-    """Of a trained group, as measured in that step: effective sample size of its sequence ratios."""
+    """The effective sample size of a trained group's sequence ratios in that step."""
     updates: int | None = None
-    """Of a trained group: the updates that it had a part in, in that step. None in logs of earlier versions."""
+    """The updates that a trained group had a part in, in that step. None in logs of earlier versions."""
     run: str | None = None
     """The id of the run that recorded the event; a log that is opened for a run fills it in. None: not recorded."""
 

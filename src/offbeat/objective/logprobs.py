@@ -17,7 +17,7 @@ TILE: Final = 1 << 18
 
 
 class TokenStats(NamedTuple):
-    """For each token, its log-prob and the entropy of the distribution that predicts it."""
+    """The log-prob of each token, and the entropy of the distribution that predicts it."""
 
     logprobs: Tensor
     entropies: Tensor

@@ -181,11 +181,11 @@ class Streams:
     """
 
     policy_NT: Tensor
-    """Of the policy being trained; the gradient flows through these."""
+    """Log-probs of the policy being trained; the gradient flows through these."""
     behavior_NT: Tensor | Unknown
-    """Of the distribution that was really sampled from."""
+    """Log-probs of the distribution that was really sampled from."""
     proximal_NT: Tensor | Unknown
-    """Of the policy at the start of this batch; on the first update, `policy_NT.detach()`."""
+    """Log-probs of the policy at the start of this batch; on the first update, `policy_NT.detach()`."""
     reference_NT: Tensor | Unknown
     advantages_N: Tensor
     weights_N: Tensor

@@ -40,7 +40,7 @@ class MeasuredLag:
     row: str
     """The id of its row of figures."""
     parameters: int = 90_000
-    """Of the model."""
+    """Parameters of the model."""
     changes: Mapping[str, Json] = field(default_factory=dict)
     """Settings of [objective] beside the preset."""
     replay: bool = False

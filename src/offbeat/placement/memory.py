@@ -216,7 +216,7 @@ class EngineMemory:
 
     @property
     def wanted(self) -> int:
-        """With room for all sequences at their greatest length."""
+        """Bytes with room for all sequences at their greatest length."""
         return self.weights + self.workspace + self.per_sequence * self.sequences
 
 

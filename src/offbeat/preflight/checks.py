@@ -58,7 +58,7 @@ TAKES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The arguments with which each part is called."""
 COUNTED: Final = ("logprobs_known", "oldest_version IS NULL")
-"""Of the groups in a log: those with log-probs, and those without a version."""
+"""How many groups of a log have log-probs, and how many have no version."""
 ROWS = 10_000
 """Examples whose columns are compared with what rewards need."""
 

@@ -49,7 +49,7 @@ TEMPLATE: Final = 8
 SECONDS: Final = 0.5
 """How long the speed of this moment is measured."""
 SIZE, PRODUCTS, CALLS = 768, 12, 500
-"""Of a measurement: rows of a square matrix, products of two of them, calls between two looks at the clock."""
+"""A measurement's rows of a square matrix, products of two of them, and calls between two looks at the clock."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class SeedPool(Generic[Item]):
 
 
 FINAL: Final = 5
-"""The final result is the mean of so many last evaluations or steps, or of half of them if there are fewer than ten."""
+"""Last evaluations or steps whose mean is the final result; half of all if there are fewer than ten."""
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class Frame:
     x: Scale
     y: Scale
     labels: Sequence[str]
-    """Of the ticks of y."""
+    """The labels of the ticks of y."""
     left: float
 
 

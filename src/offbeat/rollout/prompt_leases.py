@@ -22,7 +22,7 @@ from offbeat.seeds import derive
 from offbeat.types import Group, Json, Prompt
 
 LOOKED_UP: Final = 1024
-"""Group ids that are looked up at once. None of so many in the log means that no later one is."""
+"""Group ids that are looked up at once. If none of them is in the log, no later one is."""
 
 
 @dataclass(frozen=True)

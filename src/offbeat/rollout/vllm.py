@@ -130,7 +130,7 @@ class VllmEngine:
             "worker_extension_cls": _extension,
             **(adapter_settings(adapter, slots) if adapter else {}),
         }
-        if tensor_parallel > 1:  # inside a Ray actor vLLM would otherwise take Ray workers, which nobody placed
+        if tensor_parallel > 1:  # inside a Ray actor vLLM would otherwise start Ray workers outside the device plan
             settings["distributed_executor_backend"] = "mp"
         around = Surroundings(threads, kv_cache_gib, devices)
         # In its own call: vLLM keeps tracebacks of the import, and what they refer to.

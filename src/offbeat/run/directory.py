@@ -310,7 +310,7 @@ def _write_json(path: Path, content: Json) -> None:
 
 
 MOST_EXAMPLES: Final = 50_000
-"""Of a longer data set, so many examples are read, evenly spread."""
+"""The most examples that are read of a data set, evenly spread over it."""
 _WORDS: Final = {
     "data": "the data of the task",
     "rewards": "the source of the reward functions",

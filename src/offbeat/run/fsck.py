@@ -275,7 +275,7 @@ def _check_table(table: Path, directory: RunDirectory, newest: Checkpoint | None
         return PartFinding(part, f"{says}. {_COPY}", Remedy.PERSON)
     if unreadable := unreadable_versions(table):
         says = f"{len(unreadable)} of its newest manifests cannot be read; the version before has {rows} rows"
-        if all(is_torn(manifest) for manifest in unreadable):  # cut off by a crash: whoever opens the table renames it
+        if all(is_torn(manifest) for manifest in unreadable):  # cut off by a crash: opening the table renames it
             return PartFinding(part, says, Remedy.RESUME)
         names = ", ".join(str(manifest.relative_to(table)) for manifest in unreadable)
         return PartFinding(part, f"{says}. Move them away, with latest_version_hint.json: {names}", Remedy.PERSON)

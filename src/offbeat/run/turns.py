@@ -46,7 +46,7 @@ class SharedGpu:
 
     @asynccontextmanager
     async def take(self, turn: GpuUser) -> AsyncIterator[None]:
-        """Have the GPU for a call. Calls of the same side may overlap."""
+        """Hold the GPU during a call. Calls of the same side may overlap."""
         async with self._changed:
             other = f"the {self.turn} to end its turn on the GPU that it shares with the {turn}"
             free = self._changed.wait_for(lambda: self._calls == 0 or self.turn is turn)

@@ -355,7 +355,7 @@ class Slots:
                 self._idle.pop().lock.release()
 
     def _drop_after_fork(self) -> None:
-        """In a forked child, drop the idle slots: the child shares their locks with its parent, which uses them."""
+        """Drop the idle slots in a forked child: it shares their locks with its parent, which uses them."""
         if os.getpid() != self._owner:
             for slot in self._idle:
                 slot.lock.release()

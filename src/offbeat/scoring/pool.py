@@ -404,7 +404,7 @@ class ScoringPool:
             self._control = text
 
     def _reply(self, job: _Job, slot: int) -> Reply:
-        """Have a worker grade, and replace it if it cannot be used again."""
+        """Let a worker grade, and replace it if it cannot be used again."""
         while True:
             process = self._workers.ready(slot)
             try:

@@ -148,7 +148,7 @@ class WorkerProcess:
         return self._code
 
     def ask(self, job: int, request: bytes, count: int, *, seconds: float) -> Reply:
-        """Have completions of one prompt graded; `request` is the encoded job number and the `Answers`.
+        """Let the process grade completions of one prompt; `request` is the encoded job number and the `Answers`.
 
         `seconds` are wall time without the time in which the worker waited for a CPU: a reward function may use several
         processes. Raises `ChannelClosed` if the worker was gone before it could have received the job.

@@ -107,7 +107,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 
 def _die_with(parent: int, number: signal.Signals) -> None:
-    """Have the kernel send a signal to this process when its parent ends: a reward function may be in C code."""
+    """Ask the kernel for a signal to this process when its parent ends: a reward function may be in C code."""
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         sys.exit("the pool's process has ended")

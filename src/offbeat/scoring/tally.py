@@ -16,7 +16,7 @@ SCORED: Final = "scored"
 
 
 def failure_of(score: Score | Unscorable | None) -> str:
-    """Return the reason why the scoring of a completion failed, whoever caused it; empty if it did not.
+    """Return why the scoring of a completion failed, by its own fault or not; empty if it did not fail.
 
     >>> failure_of(Score(0.0, {"unscorable.crash": 0.0})), failure_of(Unscorable("timeout")), failure_of(Score(1.0))
     ('crash', 'timeout', '')

@@ -50,7 +50,7 @@ def prompt_hash(example: Example) -> int:
 
 
 def held_out_count(prompts: int, share: float | None) -> int:
-    """Return how many of so many distinct prompts are held out.
+    """Return how many distinct prompts are held out, given how many there are.
 
     >>> [held_out_count(prompts, share=None) for prompts in (19, 20, 60, 100, 300, 7_473)]
     [0, 4, 12, 20, 30, 747]

@@ -42,7 +42,7 @@ Indices = NDArray[np.int64]
 
 
 class VisibleKeys(NamedTuple):
-    """For each query of the row, the keys that it sees: [own, query] and [prompt, prompt_end)."""
+    """The keys that each query of the row sees: [own, query] and [prompt, prompt_end)."""
 
     own_L: Indices
     prompt_L: Indices

@@ -6,7 +6,6 @@ No rank ever holds the whole model, on its GPU or in host memory. Files are read
 pages would count as the memory of this process.
 """
 
-import json
 import math
 import os
 import re
@@ -24,7 +23,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.utils import logging as transformers_logging
 
 from offbeat.errors import ModelUnreadable, UnsupportedModel, first_line
-from offbeat.hub import weight_files
+from offbeat.hub import safetensors_header, weight_files
 from offbeat.imports import without_progress_bars
 from offbeat.seeds import derive
 from offbeat.trainer.adapter import base_name, is_adapter
@@ -246,22 +245,17 @@ def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
         raise ModelUnreadable(
             f"{directory} has no *.safetensors; save the model with `save_pretrained` of transformers"
         )
-    return {name: tensor for file in files for name, tensor in _read_header(directory / file).items()}
+    return {name: tensor for file in files for name, tensor in _tensors_in(directory / file).items()}
 
 
-def _read_header(file: Path) -> dict[str, StoredTensor]:
+def _tensors_in(file: Path) -> dict[str, StoredTensor]:
+    header, begins = safetensors_header(file)
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
         return {
-            name: StoredTensor(
-                file, DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
-            )
+            name: StoredTensor(file, DTYPES[entry["dtype"]], tuple(entry["shape"]), begins + entry["data_offsets"][0])
             for name, entry in header.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+    except (KeyError, TypeError) as error:
         raise ModelUnreadable(f"{file} is not a safetensors file: {type(error).__name__}: {error}") from None
 
 

@@ -148,7 +148,7 @@ def _add_tokens(sums_SK: Tensor, published: Tensor, part: MicroBatchTensors, gat
 
 
 _ROWS: Final = ("proximal", "policy", "known", "tokens", "shortfall")
-"""Of each completion: log π_k/α, log π/α, whether both are known; its known tokens, and their sum of (1 - ρ)₊."""
+"""A completion's log π_k/α and log π/α, whether both are known, its known tokens, and their sum of (1 - ρ)₊."""
 
 
 def _add_sequences(sequences: Tensor, part: MicroBatchTensors) -> None:

@@ -227,7 +227,7 @@ def dither(optimizer: MasterAdamW, seed: int) -> None:
 
 
 def _dither(values: Tensor, first: int, size: int, seed: int) -> None:
-    """Dither this rank's values: those from index `first` on, of a tensor of so many."""
+    """Dither this rank's values: those from index `first` on, of a tensor with `size` values."""
     bits, end = values.view(torch.int32), first + len(values)
     generator = torch.Generator(values.device)
     for block in range(first // STREAM * STREAM, end, STREAM):

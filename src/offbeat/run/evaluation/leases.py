@@ -23,7 +23,7 @@ class EvaluationPrompt:
     """Completions of one prompt that one call generates. A prompt with many samples has several of them."""
 
     place: int
-    """Of the prompt in the evaluation; completions of the same place are compared as attempts at one prompt."""
+    """The prompt's place in the evaluation; completions of one place are attempts at one prompt."""
     prompt: Prompt
     size: int
     seed: int
