@@ -186,16 +186,13 @@ async def _bare_engine(turns: Turns, job: Job) -> None:
     from lab.bench.step_times import matmul_rate
     from offbeat.rollout.engine import Request, Sampling
     from offbeat.rollout.vllm import VllmEngine
+    from offbeat.rollout.vllm_settings import VllmSettings
 
     tokenizer = AutoTokenizer.from_pretrained(str(smollm2.directory()))
     token_ids = [tokenizer.encode(text) for text in job.texts()]
-    engine = await VllmEngine.start(
-        smollm2.directory(),
-        dtype=DTYPE_NAME,
-        max_model_len=job.prompt + job.completion,
-        max_num_seqs=job.groups * job.size,
-        threads=2,
-    )
+    longest, at_once = job.prompt + job.completion, job.groups * job.size
+    settings = VllmSettings(dtype=DTYPE_NAME, max_model_len=longest, max_num_seqs=at_once, threads=2)
+    engine = await VllmEngine.start(smollm2.directory(), settings)
     try:
         more, step, spent = True, 0, 0.0
         while more:

@@ -23,6 +23,7 @@ from torch import Tensor
 from lab.figures import Figure, command_parser, machine, report
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.vllm import VllmEngine
+from offbeat.rollout.vllm_settings import VllmSettings
 from offbeat.rollout.vllm_versions import OnUpdate
 from offbeat.rollout.vllm_worker import SharedWeights, WorkerPart
 from tests.fixtures.engine_runs import (
@@ -142,7 +143,7 @@ async def pause(short: bool) -> bool:
 
     rounds = 2 if short else 12
     weights = load_file(directory() / "model.safetensors")
-    engine = await VllmEngine.start(directory(), max_model_len=512, max_num_seqs=32, threads=2)
+    engine = await VllmEngine.start(directory(), VllmSettings(max_model_len=512, max_num_seqs=32, threads=2))
     bare, ours = [], []
     try:
         for number in range(rounds + 1):  # the first load of a process is slower and does not count

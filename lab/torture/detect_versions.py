@@ -200,11 +200,12 @@ async def stale_in_bf16(steps: int) -> tuple[int, int | None, float]:
 
     from lab.fixtures import smollm2
     from offbeat.rollout.vllm import VllmEngine
+    from offbeat.rollout.vllm_settings import VllmSettings
 
     trainer = AutoModelForCausalLM.from_pretrained(str(smollm2.directory()), dtype="float32")
     serving = AutoModelForCausalLM.from_pretrained(str(smollm2.directory()), dtype="bfloat16")
     sequences = probe_sequences([list(range(100 + 7 * i, 124 + 7 * i)) for i in range(4)], 49_152, seed=0)
-    engine = await VllmEngine.start(smollm2.directory(), max_model_len=128, max_num_seqs=16)
+    engine = await VllmEngine.start(smollm2.directory(), VllmSettings(max_model_len=128, max_num_seqs=16))
     failed, detected = 0, None
     try:
         prober = await Prober.calibrated(engine, Probe(sequences, _logprobs(serving, sequences)))

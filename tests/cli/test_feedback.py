@@ -111,6 +111,7 @@ def test_options_name_columns_scorer_range_and_corrections(place: Path, tmp_path
     assert wrong.exit_code == 1 and "did you mean 'completion_id'?" in wrong.output
 
 
+@pytest.mark.engine
 def test_pending_goes_through_a_pipe_to_an_annotator_and_back(place: Path) -> None:
     offbeat = [sys.executable, "-c", "from offbeat.cli.main import main; main()"]
     listed = subprocess.run([*offbeat, "log", "pending", str(place), "--jsonl"], capture_output=True, text=True)

@@ -144,6 +144,7 @@ def test_many_versions_are_cleaned_although_they_are_young(table: Table, monkeyp
     _check_rows(table)
 
 
+@pytest.mark.engine
 def test_each_step_of_a_run_writes_and_keeps_the_same_number_of_bytes(tmp_path: Path) -> None:
     """The byte budget of a step: four groups of eight short completions, their fates, and all metadata."""
     steps, written, kept = 240, [], []

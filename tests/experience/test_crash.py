@@ -18,6 +18,7 @@ def torture(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.engine
 def test_nothing_acknowledged_is_lost_torn_or_duplicated_after_sigkill() -> None:
     output = torture("--cycles", "10", "--no-faults")
     counted = re.search(r"n = (\d+)", output)

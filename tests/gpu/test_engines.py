@@ -21,6 +21,7 @@ from offbeat.preflight.gpu_run import doctor_llama, save_model
 from offbeat.rollout.engine import Engine, Request, Sampling
 from offbeat.rollout.parity import FLOOR, SLACK, Prober
 from offbeat.rollout.vllm import VllmEngine
+from offbeat.rollout.vllm_settings import VllmSettings
 from offbeat.run.quickstart import VOCABULARY
 from offbeat.trainer.forward import sequence_logprobs
 from offbeat.types import UNKNOWN, Completion, VersionSpan
@@ -36,13 +37,15 @@ KEPT_BYTES = 512 << 20
 async def start(directory: Path, device: str, split: int = 1) -> VllmEngine:
     return await VllmEngine.start(
         directory,
-        dtype="bfloat16" if device == "cuda" else "float32",
-        max_model_len=64,
-        max_num_seqs=8,
-        gpu_memory_utilization=0.3,
-        extra={"kv_cache_memory_bytes": CACHE_BYTES} if device == "cuda" else {},
-        tensor_parallel=split,
-        devices=tuple(range(split)) if device == "cuda" else None,
+        VllmSettings(
+            dtype="bfloat16" if device == "cuda" else "float32",
+            max_model_len=64,
+            max_num_seqs=8,
+            gpu_memory_utilization=0.3,
+            extra={"kv_cache_memory_bytes": CACHE_BYTES} if device == "cuda" else {},
+            tensor_parallel=split,
+            devices=tuple(range(split)) if device == "cuda" else None,
+        ),
     )
 
 

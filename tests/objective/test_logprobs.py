@@ -129,5 +129,6 @@ def test_shapes_that_do_not_match_are_refused() -> None:
         token_stats(torch.zeros(3, 4), torch.zeros(5, 6), torch.zeros(3, dtype=torch.long))
 
 
+@pytest.mark.engine
 def test_peak_memory_stays_below_a_quarter_of_full_logits() -> None:
     assert peak_ratio(vocabulary=16_384, tokens=4_096, hidden=64) < 0.25

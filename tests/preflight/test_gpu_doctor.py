@@ -41,6 +41,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "FUSED", flex.FusedAttention("eager"))
 
 
+@pytest.mark.engine
 @pytest.mark.usefixtures("traced")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_packed_rows_of_a_right_kernel_pass() -> None:
@@ -51,6 +52,7 @@ def test_packed_rows_of_a_right_kernel_pass() -> None:
     assert sum(numbers["graphs"].values()) == 1  # type: ignore[union-attr]
 
 
+@pytest.mark.engine
 @pytest.mark.usefixtures("traced")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_a_mask_that_hides_the_prompt_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +77,7 @@ class UnfusedKernel:
         return flex_attention(query, key, value, block_mask=mask, enable_gqa=True)
 
 
+@pytest.mark.engine
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_a_kernel_that_is_not_fused_or_compiled_for_every_shape_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "FUSED", UnfusedKernel())
@@ -89,6 +92,7 @@ def test_copies_are_measured_and_a_publish_is_estimated() -> None:
     assert speeds.keys() == session.FLOORS.keys() and min(speeds.values()) > 0
 
 
+@pytest.mark.engine
 def test_a_slow_disk_and_a_slow_link_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     right_write, right_copy = session.write, session.copy
 
@@ -184,6 +188,7 @@ def test_an_error_of_a_check_is_a_finding() -> None:
     assert finding.state is BROKEN and "illegal memory access" in finding.detail and finding.fix
 
 
+@pytest.mark.engine
 def test_a_part_that_crashes_or_hangs_is_broken_and_the_others_still_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def test_the_groups_that_an_alarm_names_are_shown(tmp_path: Path) -> None:
     assert result.exit_code == 0 and re.findall(r"^(g-\d+)", result.output, re.M) == ["g-2", "g-5"]
 
 
+@pytest.mark.engine
 def test_filters_and_help_in_a_real_terminal(tmp_path: Path) -> None:
     make_run(tmp_path / "one")
     view = [sys.executable, "-c", "from offbeat.cli.main import main; main()", "view", str(tmp_path / "one")]
@@ -139,6 +140,7 @@ def test_filters_and_help_in_a_real_terminal(tmp_path: Path) -> None:
         see("is not a range")
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60)])
 def test_keys_browse_and_the_terminal_is_restored(tmp_path: Path, width: int, height: int) -> None:
     place = make_hostile_run(tmp_path / "one").path

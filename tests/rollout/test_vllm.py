@@ -19,7 +19,7 @@ from offbeat.errors import ConfigError, EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Sampling
 from offbeat.rollout.parity import Prober
 from offbeat.rollout.vllm import VllmEngine
-from offbeat.rollout.vllm_settings import Surroundings, environment
+from offbeat.rollout.vllm_settings import VllmSettings, environment
 from offbeat.rollout.vllm_versions import FullWeights
 from offbeat.types import Completion, Finish
 from tests.fixtures.engine_runs import (
@@ -135,7 +135,7 @@ def test_the_environment_of_the_caller_is_restored(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
     before = dict(os.environ)
-    with environment(Surroundings(threads=2)):
+    with environment(VllmSettings(max_model_len=64, max_num_seqs=4, threads=2)):
         assert os.environ["OMP_NUM_THREADS"] == "2" and os.environ["VLLM_NO_USAGE_STATS"] == "1"
     assert dict(os.environ) == before
 

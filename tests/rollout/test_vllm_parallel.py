@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.errors import ConfigError
 from offbeat.rollout.vllm import VllmEngine
-from offbeat.rollout.vllm_settings import check_start, pinned
+from offbeat.rollout.vllm_settings import VllmSettings, pinned
 from tests.fixtures.engine_runs import (
     SHARDED,
     MisSharded,
@@ -32,19 +32,19 @@ def test_a_size_that_does_not_divide_the_model_is_refused_with_the_nearest_one(
     config |= {"hidden_size": 64 * heads, "num_hidden_layers": 1, "vocab_size": 16}
     (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
     if nearest is None:
-        check_start(tmp_path, size, None, sleeps=False)
+        VllmSettings(max_model_len=64, max_num_seqs=4, tensor_parallel=size).check(tmp_path)
         return
     with pytest.raises(
         ConfigError, match=rf"engine.tensor_parallel = {size}: .* set engine.tensor_parallel = {nearest}$"
     ):
-        check_start(tmp_path, size, None, sleeps=False)
+        VllmSettings(max_model_len=64, max_num_seqs=4, tensor_parallel=size).check(tmp_path)
 
 
 def test_what_cannot_start_is_refused_before_vllm_is_imported(tmp_path: Path) -> None:
     save_llama(tmp_path, tied=True, heads=4)
 
     def start(**settings: object) -> None:
-        asyncio.run(VllmEngine.start(tmp_path, max_model_len=64, max_num_seqs=4, **settings))  # type: ignore[arg-type]
+        asyncio.run(VllmEngine.start(tmp_path, VllmSettings(max_model_len=64, max_num_seqs=4, **settings)))  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError, match="sleep mode exists only on GPU"):
         start(sleeps=True)
@@ -93,7 +93,8 @@ def test_weights_split_wrongly_are_noticed_by_the_probe(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")
 def test_an_unknown_engine_argument_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     save_llama(tmp_path, tied=True)
-    start = VllmEngine.start(tmp_path, max_model_len=64, max_num_seqs=4, extra={"max_num_batched_token": 64})
+    settings = VllmSettings(max_model_len=64, max_num_seqs=4, extra={"max_num_batched_token": 64})
+    start = VllmEngine.start(tmp_path, settings)
     with pytest.raises(
         ConfigError, match=r"extra.max_num_batched_token is not .*did you mean 'max_num_batched_tokens'"
     ):

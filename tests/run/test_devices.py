@@ -17,6 +17,7 @@ from offbeat.objective.presets import PRESETS
 from offbeat.placement.hardware import Hardware
 from offbeat.placement.plan import EnginePlace
 from offbeat.rollout import vllm
+from offbeat.rollout.vllm_settings import VllmSettings
 from offbeat.run import engines
 from offbeat.run.engines import engine_threads, plan_run, shared_gpu, start_engine
 from offbeat.run.turns import GpuUser
@@ -40,11 +41,11 @@ def half_billion(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the arguments with which an engine is started."""
+    """Return the settings with which an engine is started."""
     found: dict[str, Any] = {}
 
-    async def start(model_dir: Path, **arguments: Any) -> None:
-        found.update(arguments)
+    async def start(model_dir: Path, settings: VllmSettings) -> None:
+        found.update(vars(settings))
 
     monkeypatch.setattr(vllm.VllmEngine, "start", start)
     return found

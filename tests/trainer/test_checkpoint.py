@@ -116,6 +116,7 @@ def test_an_unfinished_checkpoint_is_removed_and_the_previous_one_is_used(folder
     assert newest is not None and newest.step == 1 and not (folder / "step-0000000002").exists()
 
 
+@pytest.mark.engine
 def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
     code = f"from offbeat.trainer.checkpoint import Checkpoints; Checkpoints({str(tmp_path)!r}, config=None)"
     with Checkpoints(tmp_path, config=CONFIG):

@@ -227,8 +227,9 @@ def check_vllm_engine() -> Finding:
 
     async def start(directory: Path) -> "Engine":
         from offbeat.rollout.vllm import VllmEngine
+        from offbeat.rollout.vllm_settings import VllmSettings
 
-        return await VllmEngine.start(directory, dtype="float32", max_model_len=64, max_num_seqs=8)
+        return await VllmEngine.start(directory, VllmSettings(dtype="float32", max_model_len=64, max_num_seqs=8))
 
     return _check_engine(what, start, "scripts/install-cpu installs the tested versions")
 

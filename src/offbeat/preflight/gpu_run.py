@@ -258,11 +258,11 @@ async def start_sleeper(directory: Path, device: str) -> Engine:
     if device == "cpu" or missing_modules(["vllm"]):
         return HfEngine.start(directory, device=device)
     from offbeat.rollout.vllm import VllmEngine
+    from offbeat.rollout.vllm_settings import VllmSettings
 
     room = {"kv_cache_memory_bytes": CACHE_BYTES}
-    return await VllmEngine.start(
-        directory, max_model_len=64, max_num_seqs=8, gpu_memory_utilization=SHARE, sleeps=True, extra=room
-    )
+    settings = VllmSettings(max_model_len=64, max_num_seqs=8, gpu_memory_utilization=SHARE, sleeps=True, extra=room)
+    return await VllmEngine.start(directory, settings)
 
 
 async def turns_of(start: Callable[[], Awaitable[Engine]], device: str) -> Finding:

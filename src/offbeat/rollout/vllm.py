@@ -14,7 +14,7 @@ This file has the calls and the life of that process; the file above knows which
 import asyncio
 import itertools
 import multiprocessing
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,21 +26,17 @@ from offbeat.errors import ConfigError, EngineAsleep, EngineDead
 from offbeat.rollout.engine import Request, Weights, all_of
 from offbeat.rollout.parity import saved_shapes
 from offbeat.rollout.vllm_settings import (
-    PROBE_ROOM,
-    Surroundings,
-    adapter_settings,
+    VllmSettings,
     check_room,
-    check_start,
     import_vllm,
     logprob_params,
     sampling_params,
     start_llm,
 )
-from offbeat.rollout.vllm_versions import SLOTS, Adapters, FullWeights, OnUpdate
+from offbeat.rollout.vllm_versions import Adapters, FullWeights
 from offbeat.rollout.vllm_worker import GRACE
 from offbeat.seeds import derive
 from offbeat.types import Completion, Finish
-from offbeat.weights.adapter import AdapterSpec
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -53,7 +49,7 @@ class VllmEngine:
 
     In a script, start it under `if __name__ == "__main__"`, because the process is spawned.
 
-        engine = await VllmEngine.start(Path("SmolLM2-135M"), max_model_len=512, max_num_seqs=64)
+        engine = await VllmEngine.start(Path("SmolLM2-135M"), VllmSettings(max_model_len=512, max_num_seqs=64))
         [answers] = await engine.generate([Request("g7", prompt_ids, 8, Sampling(256, (2,)), seed=5)])
     """
 
@@ -80,64 +76,20 @@ class VllmEngine:
     async def start(
         cls,
         model_dir: Path,
+        settings: VllmSettings,
         *,
-        dtype: str = "bfloat16",
-        max_model_len: int,
-        max_num_seqs: int,
-        on_update: OnUpdate = "keep",
-        threads: int = 1,
-        kv_cache_gib: int = 1,
-        gpu_memory_utilization: float = 0.9,
-        answer_within: float = 60.0,
-        tensor_parallel: int = 1,
-        devices: Sequence[int] | None = None,
-        sleeps: bool = False,
-        adapter: AdapterSpec | None = None,
-        slots: int = SLOTS,
-        extra: Mapping[str, object] | None = None,
         _extension: str = "offbeat.rollout.vllm_worker.WorkerPart",
     ) -> "VllmEngine":
-        """Load a model directory as version 0. Code in the directory is never executed.
-
-        Args:
-            model_dir: Written by `save_pretrained`, with safetensors.
-            dtype: Of the weights in every version, and of computation unless the CPU only emulates it.
-            max_model_len: Most tokens of a prompt with its completion.
-            max_num_seqs: Completions generated concurrently; others wait.
-            on_update: At a load, `keep` running completions and continue them under the new version, or `drain` them.
-            threads: On CPU, threads of the process that computes.
-            kv_cache_gib: On CPU, memory for keys and values.
-            gpu_memory_utilization: On GPU, the fraction of memory that vLLM takes.
-            answer_within: Seconds after which an engine core that does not answer `health` counts as dead.
-            tensor_parallel: Processes, one a GPU, that each hold a part of every layer. On CPU it works too.
-            devices: On GPU, the devices of these processes, as this process counts them. None takes the first ones.
-            sleeps: Whether `sleep` and `wake` will be called. Only on GPU.
-            adapter: Versions are adapters of the model, several at once. Then nothing pauses, and `on_update` has no
-                effect: a completion ends with the version it began with.
-            slots: Adapters that can be in use at the same time. With none free, a load waits for one.
-            extra: More of vLLM's engine arguments, as they are.
-        """
-        check_start(model_dir, tensor_parallel, devices, sleeps=sleeps)
-        shapes = saved_shapes(model_dir)
-        settings = {
-            "model": str(model_dir),
-            "dtype": dtype,
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs + (PROBE_ROOM if adapter else 0),
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "tensor_parallel_size": tensor_parallel,
-            "enable_sleep_mode": sleeps,
-            "worker_extension_cls": _extension,
-            **(adapter_settings(adapter, slots) if adapter else {}),
-        }
-        if tensor_parallel > 1:  # inside a Ray actor vLLM would otherwise start Ray workers outside the device plan
-            settings["distributed_executor_backend"] = "mp"
-        around = Surroundings(threads, kv_cache_gib, devices)
+        """Load a model directory, written by `save_pretrained`, as version 0. Code in it is never executed."""
+        settings.check(model_dir)
+        shapes, adapter = saved_shapes(model_dir), settings.adapter
         # In its own call: vLLM keeps tracebacks of the import, and what they refer to.
-        await asyncio.to_thread(import_vllm, around)
-        llm = await asyncio.to_thread(start_llm, settings, extra or {}, around)
-        versions = Adapters(llm, adapter, shapes, slots) if adapter else FullWeights(llm, shapes, on_update)
-        engine = cls(llm, versions, answer_within, sleeps)
+        await asyncio.to_thread(import_vllm, settings)
+        llm = await asyncio.to_thread(start_llm, model_dir, settings, _extension)
+        versions = (
+            Adapters(llm, adapter, shapes, settings.slots) if adapter else FullWeights(llm, shapes, settings.on_update)
+        )
+        engine = cls(llm, versions, settings.answer_within, settings.sleeps)
         try:
             await engine._while_alive(llm.update_weight_version("0"))
             await engine._while_alive(llm.get_supported_tasks())  # cached by vLLM: later requests need not wait for it

@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +17,7 @@ from offbeat.placement.plan import cannot_split
 from offbeat.placement.shape import ModelShape
 from offbeat.rollout.engine import Sampling
 from offbeat.rollout.vllm_owner import tied_children
+from offbeat.rollout.vllm_versions import SLOTS, OnUpdate
 from offbeat.weights.adapter import AdapterSpec
 
 if TYPE_CHECKING:
@@ -85,30 +86,82 @@ def logprob_params() -> "SamplingParams":
     )
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What vLLM's processes inherit from the environment."""
+@dataclass(frozen=True, kw_only=True)
+class VllmSettings:
+    """How a vLLM engine starts."""
 
+    max_model_len: int
+    """Most tokens of a prompt with its completion."""
+    max_num_seqs: int
+    """Completions generated concurrently; others wait."""
+    dtype: str = "bfloat16"
+    """That of the weights in every version, and of computation unless the CPU only emulates it."""
+    on_update: OnUpdate = "keep"
+    """At a load, `keep` running completions and continue them under the new version, or `drain` them."""
     threads: int = 1
+    """On CPU, threads of the process that computes."""
     kv_cache_gib: int = 1
+    """On CPU, memory for keys and values."""
+    gpu_memory_utilization: float = 0.9
+    """On GPU, the fraction of memory that vLLM takes."""
+    answer_within: float = 60.0
+    """Seconds after which an engine core that does not answer `health` counts as dead."""
+    tensor_parallel: int = 1
+    """Processes, one a GPU, that each hold a part of every layer. On CPU it works too."""
     devices: Sequence[int] | None = None
-    """GPUs as this process counts them; None leaves the choice to vLLM."""
+    """On GPU, the devices of these processes, as this process counts them. None takes the first ones."""
+    sleeps: bool = False
+    """Whether `sleep` and `wake` will be called. Only on GPU."""
+    adapter: AdapterSpec | None = None
+    """Versions are adapters of the model, several at once. Then nothing pauses, and `on_update` has no effect: a
+    completion ends with the version it began with."""
+    slots: int = SLOTS
+    """Adapters that can be in use at the same time. With none free, a load waits for one."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """More of vLLM's engine arguments, as they are."""
 
+    def check(self, model_dir: Path) -> None:
+        """Raise `ConfigError` for what vLLM would refuse after a long start, or not at all."""
+        if self.tensor_parallel > 1:
+            with contextlib.suppress(ModelUnreadable):  # vLLM knows more models than the device plan
+                if reason := cannot_split(ModelShape.read(model_dir), self.tensor_parallel):
+                    raise ConfigError([reason])
+        if self.devices is not None and len(self.devices) != self.tensor_parallel:
+            raise ConfigError(
+                [f"engine.tensor_parallel = {self.tensor_parallel}, but {len(self.devices)} devices were given: give "
+                 "one each"]
+            )  # fmt: skip
+        if self.sleeps and not on_gpu():
+            raise ConfigError(
+                ["vLLM's sleep mode exists only on GPU, and there is none here; start the engine without sleeps=True"]
+            )
 
-def check_start(model_dir: Path, tensor_parallel: int, devices: Sequence[int] | None, *, sleeps: bool) -> None:
-    """Raise `ConfigError` for what vLLM would refuse after a long start, or not at all."""
-    if tensor_parallel > 1:
-        with contextlib.suppress(ModelUnreadable):  # vLLM knows more models than the device plan
-            if reason := cannot_split(ModelShape.read(model_dir), tensor_parallel):
-                raise ConfigError([reason])
-    if devices is not None and len(devices) != tensor_parallel:
-        raise ConfigError(
-            [f"engine.tensor_parallel = {tensor_parallel}, but {len(devices)} devices were given: give one each"]
-        )
-    if sleeps and not on_gpu():
-        raise ConfigError(
-            ["vLLM's sleep mode exists only on GPU, and there is none here; start the engine without sleeps=True"]
-        )
+    def engine_arguments(self, model_dir: Path) -> dict[str, object]:
+        """Return the arguments of vLLM's engine."""
+        on_cpu: dict[str, object] = {"enforce_eager": True, "block_size": 32}  # on GPU, CUDA graphs are on by default
+        if self.tensor_parallel == 1:
+            on_cpu["distributed_executor_backend"] = _ONE_PROCESS
+        arguments = {} if on_gpu() else on_cpu
+        if self.tensor_parallel > 1:  # in a Ray actor vLLM would otherwise start Ray workers outside the device plan
+            arguments["distributed_executor_backend"] = "mp"
+        return {
+            **arguments,
+            "model": str(model_dir),
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs + (PROBE_ROOM if self.adapter else 0),
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "tensor_parallel_size": self.tensor_parallel,
+            "enable_sleep_mode": self.sleeps,
+            **(adapter_settings(self.adapter, self.slots) if self.adapter else {}),
+            "dtype": computing_dtype(self.dtype),
+            "load_format": "safetensors",  # never pickle
+            "trust_remote_code": False,
+            "generation_config": "vllm",  # ignore the sampling defaults of the model
+            "logprobs_mode": "processed_logprobs",  # those of the sampled distribution
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            **self.extra,
+        }
 
 
 def adapter_settings(spec: AdapterSpec, slots: int) -> dict[str, object]:
@@ -159,44 +212,31 @@ def check_room(what: str, tokens: int, longest: int) -> None:
         raise ValueError(f"{what} make {tokens} tokens, but max_model_len is {longest}: raise it, or lower the length")
 
 
-def import_vllm(around: Surroundings) -> None:
+def import_vllm(settings: VllmSettings) -> None:
     """Import vLLM, or raise an error that says how to install it."""
     try:
-        with _STARTING, environment(around):
+        with _STARTING, environment(settings):
             import vllm.v1.engine.async_llm  # noqa: F401
     except ImportError as missing:
         raise ImportError(f"this engine needs vLLM: {install_command('vllm')}") from missing
 
 
-def start_llm(settings: Mapping[str, object], extra: Mapping[str, object], around: Surroundings) -> "AsyncLLM":
-    """Start an `AsyncLLM` with these arguments and those common to all engines; block until it is ready.
+def start_llm(model_dir: Path, settings: VllmSettings, worker_part: str) -> "AsyncLLM":
+    """Start an `AsyncLLM` whose workers have the class `worker_part` mixed in; block until it is ready.
 
     Engines of one process start one after another, because the environment belongs to the whole process.
     """
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    on_cpu: dict[str, object] = {"enforce_eager": True, "block_size": 32}  # on GPU, CUDA graphs are on by default
-    if settings["tensor_parallel_size"] == 1:
-        on_cpu["distributed_executor_backend"] = _ONE_PROCESS
-    arguments = {
-        **({} if on_gpu() else on_cpu),
-        **settings,
-        "dtype": computing_dtype(str(settings["dtype"])),
-        "load_format": "safetensors",  # never pickle
-        "trust_remote_code": False,
-        "generation_config": "vllm",  # ignore the sampling defaults of the model
-        "logprobs_mode": "processed_logprobs",  # those of the sampled distribution
-        "enable_prefix_caching": True,
-        "disable_log_stats": True,
-    }
     known = {field.name for field in fields(AsyncEngineArgs)}
-    if unknown := [name for name in extra if name not in known]:
+    if unknown := [name for name in settings.extra if name not in known]:
         raise ConfigError(
             [f"engine.extra.{name} is not an engine argument of vLLM; {_nearest(name, known)}" for name in unknown]
         )
-    with _STARTING, environment(around), tied_children():
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**{**arguments, **extra}))
+    arguments = {**settings.engine_arguments(model_dir), "worker_extension_cls": worker_part}
+    with _STARTING, environment(settings), tied_children():
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -210,12 +250,12 @@ def on_gpu() -> bool:
 
 
 @contextlib.contextmanager
-def environment(around: Surroundings) -> Iterator[None]:
+def environment(settings: VllmSettings) -> Iterator[None]:
     """Set the environment that vLLM's processes inherit; restore it afterwards."""
-    settings = {
-        "VLLM_CPU_KVCACHE_SPACE": str(around.kv_cache_gib),
+    variables = {
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(around.threads),
+        "OMP_NUM_THREADS": str(settings.threads),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `tied_children` does not reach forked ones
@@ -223,12 +263,12 @@ def environment(around: Surroundings) -> Iterator[None]:
         "TQDM_DISABLE": "1",
     }
     if "VLLM_LOGGING_LEVEL" not in os.environ:
-        settings["VLLM_LOGGING_LEVEL"] = "ERROR"
+        variables["VLLM_LOGGING_LEVEL"] = "ERROR"
     if not on_gpu():  # compiling takes half a minute on CPU and gains nothing measurable
-        settings["TORCH_COMPILE_DISABLE"] = "1"
-    elif around.devices is not None:
-        settings["CUDA_VISIBLE_DEVICES"] = pinned(around.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    with temporary_environment(settings):
+        variables["TORCH_COMPILE_DISABLE"] = "1"
+    elif settings.devices is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = pinned(settings.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    with temporary_environment(variables):
         yield
 
 

@@ -49,12 +49,11 @@ def start_hf(config: Config, place: EnginePlace | None) -> Engine:
 async def start_vllm(config: Config, place: EnginePlace | None) -> Engine:
     """Start an engine of vLLM, in a process of its own."""
     from offbeat.rollout.vllm import VllmEngine
-    from offbeat.rollout.vllm_settings import fitting_length
+    from offbeat.rollout.vllm_settings import VllmSettings, fitting_length
 
     path, engine = config.model.directory(), config.engine
     longest = max(engine.max_prompt_tokens + config.sampling.max_tokens, PROBE_LENGTH + 1)
-    return await VllmEngine.start(
-        path,
+    settings = VllmSettings(
         dtype=config.model.serve,
         max_model_len=fitting_length(path, longest),
         max_num_seqs=config.workers.groups_at_once * config.group_size,
@@ -70,6 +69,7 @@ async def start_vllm(config: Config, place: EnginePlace | None) -> Engine:
         slots=config.adapter_slots,
         extra=engine.extra,
     )
+    return await VllmEngine.start(path, settings)
 
 
 def engine_threads(config: Config, cores: int) -> int:
