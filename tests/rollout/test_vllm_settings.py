@@ -18,15 +18,15 @@ def test_prompt_and_completion_never_exceed_what_the_model_reads(
     completion: int, longest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_llama(tmp_path / "model", tied=True)
-    asked: dict[str, object] = {}
+    asked: list[vllm_settings.VllmSettings] = []
 
-    async def start(path: Path, **settings: object) -> None:
-        asked.update(settings)
+    async def start(path: Path, settings: vllm_settings.VllmSettings) -> None:
+        asked.append(settings)
 
     monkeypatch.setattr(VllmEngine, "start", start)
     given = {"model": {"path": str(tmp_path / "model")}, "sampling": {"max_tokens": completion}}
     asyncio.run(start_engine(parse(given)))
-    assert asked["max_model_len"] == longest
+    assert asked[0].max_model_len == longest
 
 
 @pytest.mark.parametrize(
