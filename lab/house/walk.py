@@ -178,7 +178,7 @@ def main(short: bool) -> bool:
             "files",
             len(files) <= GOALS[route],
             1,
-            f"{len(then[route])} at {BEFORE} by the same script. Now: {', '.join(files)}",
+            f"{len(then[route])} at {BEFORE}, same script; each has a subject of its own. Now: {', '.join(files)}",
         )
         for route, files in now.items()
     ]
