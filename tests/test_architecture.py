@@ -81,8 +81,6 @@ def test_help_answers_without_torch() -> None:
 
 LINES_OF_A_FILE = 600
 FILES_OF_A_FOLDER = 18
-CROWDED: dict[str, int] = {}
-"""Folders that still have more files than they may. The numbers only fall."""
 BUDGET = 43_000
 """Lines of `src`. Lower it when code goes away; a change that raises it says in docs/log.md what a user got for it."""
 
@@ -97,8 +95,7 @@ def test_a_file_is_a_chapter() -> None:
 def test_a_folder_holds_no_more_files_than_a_person_can_overlook() -> None:
     found = Counter(str(file.parent.relative_to(SRC)) for file in FILES if file.name != "__init__.py")
     for folder, count in found.items():
-        assert count <= CROWDED.get(folder, FILES_OF_A_FOLDER), f"{folder} has {count} files: which belong together?"
-    assert all(found[folder] > FILES_OF_A_FOLDER for folder in CROWDED), "no longer crowded: remove it from the list"
+        assert count <= FILES_OF_A_FOLDER, f"{folder} has {count} files: which belong together?"
 
 
 def test_the_house_stays_within_its_budget() -> None:

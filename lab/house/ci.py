@@ -16,6 +16,8 @@ from lab.figures import ROOT, Figure, command_parser, machine, record
 
 SUMMARY: Final = re.compile(r"^(?P<counts>\d+ (?:failed|passed)\b.*) in (?P<seconds>[\d.]+)s", re.MULTILINE)
 """The last line of a tier: "3599 passed, 1 skipped in 472.26s (0:07:52)"."""
+FAILURE: Final = re.compile(r"^_+ (?:ERROR at \w+ of )?(\S+) _+$", re.MULTILINE)
+"""The heading of a test that failed."""
 MOST_MINUTES: Final = 45
 MOST_QUICK_MINUTES: Final = 5
 
@@ -41,7 +43,7 @@ def figures(text: str, passed: bool, minutes: float) -> list[Figure]:
     rows = [
         Figure("rooms.5.ci", ".ci/run on a clean clone, installation included", f"≤ {MOST_MINUTES}, passed",
                round(minutes, 1), "minutes", passed and minutes <= MOST_MINUTES, tests,
-               f"{'passed' if passed else 'failed'}; {said}; no test is left out; {machine()}")
+               f"{', '.join(FAILURE.findall(text)) or 'none'} failed; {said}; no test is left out; {machine()}")
     ]  # fmt: skip
     if tiers:
         quick = tiers[0][1]

@@ -39,7 +39,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from offbeat.errors import RankSilent, UnsupportedModel
+from offbeat.errors import RankSilent, UnsupportedModel, first_line
 from offbeat.trainer.adapter import is_adapter, stored_name
 from offbeat.trainer.forward import PolicyModel
 
@@ -171,7 +171,7 @@ def _meet(rank: int, size: int, rendezvous: str, listener: Listener | None, pati
             master_listen_fd=descriptor,
         )  # fmt: skip
     except distributed.DistError as error:
-        how = f"did not answer at {rendezvous} within {patience.total_seconds():.0f} s: {_first_line(error)}"
+        how = f"did not answer at {rendezvous} within {patience.total_seconds():.0f} s: {first_line(error)}"
         raise RankSilent(0, how) from error
     store.set(f"arrived/{rank}", "yes")
     for other in range(size):
@@ -211,10 +211,6 @@ def _address_of(interface: str) -> str | None:
         except OSError:  # the interface has no IPv4 address
             return None
     return socket.inet_ntoa(found[20:24])
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def by_node(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:

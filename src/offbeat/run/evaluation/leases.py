@@ -2,18 +2,14 @@
 
 An evaluation measures a published version, by the engines that serve it. `EvaluationSchedule` says which version and
 when; `EvaluationLeases` keeps the prompts of one evaluation until every one of them is answered by that version: by the
-workers of a run, or by an engine that `ask` has for itself.
+workers of a run, or by an engine that `rates.ask` has for itself.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import cast
 
 from offbeat.evaluation import Attempts, evaluate
-from offbeat.rollout.engine import Engine
-from offbeat.rollout.generation import GroupMaker
 from offbeat.rollout.prompt_leases import EvaluationSampling, PromptLease, PromptLeases
 from offbeat.types import Completion, Group, Json, Prompt, Score
 
@@ -140,30 +136,6 @@ class EvaluationLeases(PromptLeases):
             "answer_faults": sum(isinstance(one, Score) and bool(one.fault) for one in scores),
             **estimates,
         }
-
-
-async def ask(
-    engine: Engine,
-    maker: GroupMaker,
-    prompts: Sequence[EvaluationPrompt],
-    *,
-    at_once: int,
-    answered: Callable[[int], None] = lambda count: None,
-) -> EvaluationLeases:
-    """Ask an engine that nobody else uses, and return the leases with all answers.
-
-    It generates the answers to `at_once` entries in one call, and the next ones while those are scored. `answered` is
-    called with the number of entries that have their scores.
-    """
-    leases = EvaluationLeases(engine.version or 0, prompts, seconds=inf)
-
-    async def lane() -> None:
-        while taken := leases.take(at_once, 0.0, "evaluation", leases.version):
-            leases.answer(await maker.make(engine, taken))
-            answered(leases.answered)
-
-    await asyncio.gather(lane(), lane())
-    return leases
 
 
 def _versions(group: Group) -> set[int]:

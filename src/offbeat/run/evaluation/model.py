@@ -19,7 +19,8 @@ from offbeat.rollout.generation import GroupMaker
 from offbeat.rollout.hf import HfEngine
 from offbeat.run.build import logged_prompts, make_task
 from offbeat.run.directory import RunDirectory
-from offbeat.run.evaluation.leases import EvaluationPrompt, ask
+from offbeat.run.evaluation.leases import EvaluationPrompt
+from offbeat.run.evaluation.rates import ask
 from offbeat.scoring.pool import ScoringPool
 from offbeat.seeds import derive
 from offbeat.tasks.data import Example, tokens

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,11 +18,11 @@ from offbeat.errors import PromptTooLong, WaitExpired
 from offbeat.events import EventKind
 from offbeat.experience.lance_table import exists
 from offbeat.experience.schema import Tables
-from offbeat.rollout.engine import Sampling
+from offbeat.rollout.engine import Engine, Sampling
 from offbeat.rollout.generation import GroupMaker, Scorer
 from offbeat.rollout.hf import HfEngine
 from offbeat.run.desk import Desk, prompt_limit
-from offbeat.run.evaluation.leases import EvaluationLeases, EvaluationPrompt, EvaluationSchedule, ask
+from offbeat.run.evaluation.leases import EvaluationLeases, EvaluationPrompt, EvaluationSchedule
 from offbeat.run.journal import Journal
 from offbeat.seeds import derive
 from offbeat.tasks.data import Example, tokens
@@ -88,6 +89,30 @@ class LoggedPrompts:
 
     def __call__(self, example: Example) -> bool:
         return np.asarray(tokens(example.prompt, self._tokenizer), np.int32).tobytes() in self._seen
+
+
+async def ask(
+    engine: Engine,
+    maker: GroupMaker,
+    prompts: Sequence[EvaluationPrompt],
+    *,
+    at_once: int,
+    answered: Callable[[int], None] = lambda count: None,
+) -> EvaluationLeases:
+    """Ask an engine that nobody else uses, and return the leases with all answers.
+
+    It generates the answers to `at_once` entries in one call, and the next ones while those are scored. `answered` is
+    called with the number of entries that have their scores.
+    """
+    leases = EvaluationLeases(engine.version or 0, prompts, seconds=inf)
+
+    async def lane() -> None:
+        while taken := leases.take(at_once, 0.0, "evaluation", leases.version):
+            leases.answer(await maker.make(engine, taken))
+            answered(leases.answered)
+
+    await asyncio.gather(lane(), lane())
+    return leases
 
 
 @dataclass
