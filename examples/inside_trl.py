@@ -50,7 +50,7 @@ def train(
     resume_from_checkpoint: bool = False,
     **settings: Any,
 ) -> OffPolicyGRPOTrainer:
-    """Train in a directory and return the trainer; its log of groups is `directory/experience`."""
+    """Train in a directory and return the trainer; its run directory is `directory/run`."""
     model, tokenizer = tiny_llama()
     config = GRPOConfig(
         output_dir=str(directory),
@@ -77,7 +77,7 @@ def train(
         processing_class=tokenizer,
         preset=preset,
         sync_every=sync_every,
-        log=directory / "experience",
+        out=directory / "run",
         replay_share=replay,
     )
     trainer.remove_callback(PrinterCallback)
@@ -91,7 +91,7 @@ def main() -> None:
     options.add_argument("--preset", default="grpo-off-policy")
     options.add_argument("--sync-every", type=int, default=4)
     options.add_argument("--replay", type=float, default=0.0, help="share of each batch that is drawn from the log")
-    options.add_argument("--keep", type=Path, help="a directory for the log; left out, nothing is kept")
+    options.add_argument("--keep", type=Path, help="a directory for the run; left out, nothing is kept")
     args = options.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         trainer = train(
@@ -103,9 +103,8 @@ def main() -> None:
             shown = [line.get(f"offbeat/{name}", float("nan")) for name in ("lag", "drift_tv_token", "ess")]
             print(f"{line['step']:4}  {line['reward']:6.2f}  {line['offbeat/version']:7.0f}", end="")
             print(f"  {shown[0]:4.1f}  {shown[1]:.3f}  {shown[2]:.2f}")
-        if trainer.books is not None:
-            print(trainer.books.log.ledger())
-            trainer.books.close()
+        if args.keep is not None:
+            print(f"offbeat report {args.keep}/run shows it as a page, offbeat view {args.keep}/run every answer")
 
 
 if __name__ == "__main__":

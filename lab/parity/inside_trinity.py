@@ -105,10 +105,10 @@ def inside() -> dict[str, Any]:
     rewards_BG = torch.tensor([[1.0, 0, 0, 0]] * len(LAGS))
     due = int(drop_surplus(rewards_BG, torch.ones_like(rewards_BG).bool(), range(len(LAGS))).sum())
     with tempfile.TemporaryDirectory() as place:
-        operator = EXPERIENCE_OPERATORS.get("offbeat.inside.trinity.KeepLog")(log=place)
+        operator = EXPERIENCE_OPERATORS.get("offbeat.inside.trinity.KeepLog")(out=place)
         passed_on, lag = asyncio.run(operator.process(made))
         asyncio.run(operator.close())
-        groups = list(LogReader.open(place).groups())
+        groups = list(LogReader.open(f"{place}/experience").groups())
     matched = 0
     for group, (name, members) in zip(groups, group_by(made, id_type="task").items(), strict=True):
         matched += group.oldest_version == int(name.rpartition("t")[2]) and all(

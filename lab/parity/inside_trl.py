@@ -26,18 +26,12 @@ from trl.trainer.utils import split_tensor_dict
 from lab.figures import ROOT, Figure, command_parser, report
 from lab.parity.trl_parity import SEEDS, SPREAD, draw, take_gradient, tiny_model, trl_trainer
 from offbeat.experience.reader import LogReader
-from offbeat.inside.books import Books
 from offbeat.inside.trl import OffPolicyGRPOTrainer
 
 sys.path.insert(0, str(ROOT))
 from examples.inside_trl import tiny_llama, train  # found thanks to the line above
 
 V, STEPS = 4, 12
-
-
-def books(trainer: OffPolicyGRPOTrainer) -> Books:
-    assert trainer.books is not None
-    return trainer.books
 
 
 def difference(seed: int, parts: int) -> float:
@@ -87,8 +81,8 @@ def versions_and_logprobs() -> tuple[list[int], float, int]:
         return generate(self, prompts)
 
     with tempfile.TemporaryDirectory() as directory, patch.object(OffPolicyGRPOTrainer, "_generate", remember):
-        books(train(Path(directory), preset="grpo-off-policy", sync_every=V, steps=STEPS)).close()
-        groups = list(LogReader.open(Path(directory) / "experience").groups())
+        train(Path(directory), preset="grpo-off-policy", sync_every=V, steps=STEPS)
+        groups = list(LogReader.open(Path(directory) / "run" / "experience").groups())
     by_step = {cast(Any, group.prompt.columns["host"])["step"]: group.oldest_version for group in groups}
     model, worst, tokens = tiny_llama()[0].eval(), 0.0, 0
     for group in groups:
@@ -123,12 +117,11 @@ def killed_and_resumed() -> tuple[bool, str]:
         code = KILLED.format(root=str(ROOT), directory=directory)
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-        before = LogReader.open(Path(directory) / "experience").size()
+        before = LogReader.open(Path(directory) / "run" / "experience").size()
         resumed: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "resume_from_checkpoint": True}
-        trainer = train(Path(directory), preset="grpo-off-policy", sync_every=V, steps=STEPS, **resumed)
-        ledger = books(trainer).log.ledger()
-        books(trainer).close()
-        versions = [group.oldest_version for group in LogReader.open(Path(directory) / "experience").groups()]
+        train(Path(directory), preset="grpo-off-policy", sync_every=V, steps=STEPS, **resumed)
+        reader = LogReader.open(Path(directory) / "run" / "experience")
+        versions, ledger = [group.oldest_version for group in reader.groups()], reader.ledger()
     # Steps 0 to 6 wrote 28 groups; the run went on at 4. Those of steps 4 to 6 are of version 4, which still exists.
     expected = [0] * 16 + [4] * 12 + [4] * 16 + [8] * 16
     held = before == 28 and versions == expected and str(ledger).startswith("60 generated = 48 trained + 12 waiting")
@@ -205,7 +198,6 @@ def transfers(mode: str) -> tuple[int, list[int]]:
         engine = trainer.vllm_generation
         found = engine.vllm_client.loads if mode == "server" else engine.llm.loads
         versions = [line["offbeat/version"] for line in trainer.state.log_history if "offbeat/version" in line]
-        books(trainer).close()
     return found, [int(version) for version in versions]
 
 

@@ -254,7 +254,7 @@ def through_the_queue() -> dict[str, Any]:
         trainer.books = Books(place, host="verl")
         trainer._compute_advantage(meta, metrics)
         trainer.books.close()
-        groups = list(LogReader.open(place).groups())
+        groups = list(LogReader.open(f"{place}/experience").groups())
     tq.close()
     ray.shutdown()
     right = 0

@@ -34,17 +34,17 @@ def test_a_row_keeps_tokens_logprobs_version_reward_and_ids(tmp_path: Path) -> N
         {"answer": "4", "host": {"host": "trl", "step": 9}},
     )  # fmt: skip
     unscored = HostRow([1, 2], [7], [float("nan")], float("nan"), None)
-    books = Books(tmp_path, host="trl", task="sums")
+    books = Books(tmp_path, host="trl")
     books.write([row, unscored], size=SIZE, k=9)
     books.close()
-    [group] = LogReader.open(tmp_path).groups()
+    [group] = LogReader.open(tmp_path / "experience").groups()
     one, other = group.completions
     assert one.token_ids.tolist() == [7, 8, 9] and one.loss_mask.tolist() == [True, False, True]
     assert np.allclose(one.behavior_logprobs, [-0.1, 0, -2.0])  # rounding of an engine may end above 0
     assert one.oldest_version == 3 and one.versions[0].run == books.run and one.finish is Finish.LENGTH
     assert one.score == Score(0.75, {"exact": 1.0, "length": -0.25})
     assert other.behavior_logprobs is UNKNOWN and other.versions == () and isinstance(other.score, Unscorable)
-    assert group.prompt.columns == row.columns and group.prompt.task == "sums"
+    assert group.prompt.columns == row.columns and group.prompt.task == "trl"
 
 
 @settings(max_examples=30, deadline=None)
@@ -95,11 +95,10 @@ def test_a_resume_cancels_later_steps_and_supersedes_versions_that_are_gone(tmp_
     books, states = Books(tmp_path, host="trl"), []
     for k, version in ((0, 0), (1, 0), (2, 2), (3, 2), (4, 4)):
         [group] = books.write(some_rows(version, [1.0, 0.0]), size=SIZE, k=k)
-        books.trained([group.id], [None], step=k + 1, updates=1)
+        books.trained([group], None, {"reward_mean": 0.5}, step=k + 1)
         states.append(books.state())
-    books.close()  # killed: the checkpoint is of step 2
-    again = Books(tmp_path, host="trl")
-    again.resume(states[1], step=2)
+    books.close()  # stopped after a checkpoint of step 2
+    again = Books(tmp_path, host="trl", state=states[1], step=2)
     assert again.run == books.run
     assert str(again.log.ledger()) == "5 generated = 2 trained + 2 waiting + 1 dropped (1 superseded) + 0 in flight"
     drawn = again.draw(9, k=3, largest=SIZE)
@@ -108,7 +107,9 @@ def test_a_resume_cancels_later_steps_and_supersedes_versions_that_are_gone(tmp_
 
 
 def test_two_runs_share_a_log_and_see_each_other_as_data_without_versions(tmp_path: Path) -> None:
-    one, other = Books(tmp_path, host="trl"), Books(tmp_path, host="verl")
+    shared = tmp_path / "experience"
+    one = Books(tmp_path / "one", host="trl", experience=shared)
+    other = Books(tmp_path / "other", host="verl", experience=shared)
     one.write(some_rows(3, [1.0, 0.0]), size=SIZE, k=3)
     other.write(some_rows(5, [1.0, 0.0]), size=SIZE, k=5)
     assert {group.oldest_version for group in other.draw(9, k=6, largest=SIZE)} == {None, 5}

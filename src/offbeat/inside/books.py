@@ -1,30 +1,37 @@
-"""Rows of a host as groups, written to an experience log with their versions, and drawn from it again.
+"""The run directory of a run inside a host: its groups, their fates, and figures by step.
 
     host's rows ── rows.groups_of ── Books.write ──► experience log ──► Books.draw ── the host's next batch
 
-The run has an id of its own, so several hosts can share a log; versions of others are data of unknown lag. A host that
-resumes at an earlier step gives its state back: groups of versions that it has not reached again are superseded.
+It is a run directory like any other, without weights and checkpoints, which the host keeps: `offbeat report`, `view`,
+`score`, `feedback` and `log` take it. A host that resumes at an earlier step gives its state back: steps after it are
+cancelled, and groups of versions that it has not reached again are superseded.
 """
 
 import os
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
+from offbeat.config import parse
+from offbeat.errors import RunError
+from offbeat.events import EventKind
 from offbeat.experience.index import CLOSED, NO_VERSION, DrawCounts, Index
-from offbeat.experience.ledger import LedgerEvent, LedgerEventKind, OwnRun
+from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.modes import Candidates
 from offbeat.experience.sampler import EQUAL_REWARDS
 from offbeat.experience.schema import Snapshot
 from offbeat.inside.rows import HostRow, groups_of
-from offbeat.types import UNKNOWN, Group, GroupDrift, Json
+from offbeat.objective.measures import Measures
+from offbeat.run.directory import RunDirectory, RunLock
+from offbeat.run.journal import FileJournal, rewards_by_version
+from offbeat.types import UNKNOWN, Group, Json
 
 
 class Books:
-    """The experience log of a run inside a host.
+    """What a run inside a host keeps.
 
     >>> import tempfile
     >>> rows = [HostRow([1, 2], [5, i], [-0.1, -0.7], float(i == 3), version=0) for i in (3, 4)]
@@ -35,49 +42,87 @@ class Books:
     ...     books.close()
     >>> drawn.id == written.id, drawn.oldest_version
     (True, 0)
+
+    Args:
+        out: The run directory. It must be new, unless `state` is given.
+        host: The host's name, for ids of its own.
+        settings: What to record as the run's configuration.
+        experience: An experience log that other runs may write to as well; left out, the run has its own.
+        reuse_budget: How often a group is trained on at most, its first use included.
+        max_lag: The largest lag of a group that is drawn.
+        state: What `state` returned at the checkpoint of `step`, from which the host resumes.
     """
 
     def __init__(
         self,
-        place: str | os.PathLike[str],
+        out: str | os.PathLike[str],
         *,
         host: str,
-        task: str = "",
-        seed: int = 0,
+        settings: Mapping[str, Any] | None = None,
+        experience: str | os.PathLike[str] | None = None,
         reuse_budget: int = 4,
         max_lag: int | None = None,
-        storage_options: Mapping[str, str] | None = None,
+        state: Mapping[str, Json] | None = None,
+        step: int = 0,
     ) -> None:
-        self._place, self._storage_options = os.fspath(place), storage_options
-        self._host, self._task, self._seed = host, task or host, seed
-        self._reuse_budget, self._max_lag = reuse_budget, max_lag
-        self._open(secrets.token_hex(4))
-
-    def _open(self, run: str) -> None:
-        self.run, own = run, OwnRun(run, shared=True)
-        writer = f"{self._host}-{run}"
-        self.log = ExperienceLog.open(self._place, writer=writer, own_run=own, storage_options=self._storage_options)
-        self._own, self._number = own, self.log.size()
+        self.directory, self.host = RunDirectory(Path(out)), host
+        self._reuse_budget, self._max_lag, self._step = reuse_budget, max_lag, step
+        shared = {} if experience is None else {"run": {"experience": os.fspath(experience)}}
+        config = parse({"task": {"name": host}, "model": {"path": host}} | dict(settings or {}) | shared)
+        if state is None:
+            self._lock = self.directory.create(config)
+        elif state["run"] != self.directory.name:
+            raise RunError(f"{out} holds another run than the checkpoint of {host}: name the directory it began with")
+        else:
+            self._lock = RunLock(self.directory)
+        self._own, self._seed = self.directory.own_run(config), config.seed
+        self.journal = FileJournal(self.directory.events)
+        place = config.run.experience or self.directory.experience
+        self.log = ExperienceLog.open(place, writer=f"{host}-{self.run}", own_run=self._own)
+        self._number = self.log.size()
+        self._refused: set[str] = set()
         self._index, self._counts = Index(), DrawCounts()
         self._cursor: Snapshot | None = None
+        self._published: int | None = None
+        if state is not None:
+            uses, groups = cast("list[list[int]]", state["uses"]), cast(int, state["groups"])
+            self._counts = DrawCounts.from_runs(groups, uses)
         self._feed()
+        if state is not None:
+            self._rewind(step)
+
+    @property
+    def run(self) -> str:
+        """The id of the run."""
+        return self._own.id
 
     def _feed(self) -> None:
         rows, self._cursor = self.log.index_since(self._cursor)
         self._index.feed(rows)
         self._counts.grow(len(self._index))
 
+    def _rewind(self, step: int) -> None:
+        gone = np.flatnonzero(self._index.columns.oldest_version > step)
+        self._counts.close(gone)
+        by, why = self._own.trainer, f"{len(gone)} groups are of versions after the checkpoint"
+        events = [LedgerEvent("", LedgerEventKind.REWOUND, step, by=by)]
+        superseded = self.log.read(gone) if len(gone) else []
+        events += [LedgerEvent(one.id, LedgerEventKind.SUPERSEDED, step, "resumed before it", by) for one in superseded]
+        self.log.record(events)
+        self.journal.write(EventKind.RESUMED, step, why=why)
+
     def write(self, rows: Sequence[HostRow], *, size: int, k: int) -> list[Group]:
         """Append rows as groups of `size` that step k trains on, durably. What validation refuses is in quarantine."""
-        groups = groups_of(rows, size, prefix=self._own.prefix, task=self._task, first=self._number)
+        groups = groups_of(rows, size, prefix=self._own.prefix, task=self.host, first=self._number)
         self._number += len(groups)
         accepted = self.log.append(groups).accepted
+        self._refused |= {group.id for group in groups} - set(accepted)
         self._feed()
         self._counts.mark(self.log.find(accepted), k, self._reuse_budget)
         return groups
 
     def draw(self, count: int, *, k: int, largest: int, known: bool = False, multiple: int = 1) -> list[Group]:
-        """Draw up to `count` groups of at most `largest` completions, each at most `reuse_budget` times.
+        """Draw up to `count` groups of at most `largest` completions.
 
         Groups are drawn as in `sampler.mode = "replay"`: by the spread of their rewards, less often the older they are
         and the more often they were drawn. With `known`, groups without behavior log-probs are left out for good. Their
@@ -102,40 +147,48 @@ class Books:
         self._counts.mark(np.array(chosen[:whole], np.int64), k, self._reuse_budget)
         return groups[:whole]
 
-    def trained(self, ids: Iterable[str], drift: Sequence[GroupDrift | None], *, step: int, updates: int) -> None:
-        """Record that groups were trained on, with how far the policy had drifted from each."""
+    def trained(
+        self,
+        groups: Sequence[Group],
+        found: Measures | None,
+        metrics: Mapping[str, float],
+        *,
+        step: int,
+        version: int | None = None,
+        replayed: Set[str] = frozenset(),
+        updates: int = 1,
+    ) -> None:
+        """Record a step: its groups, how far the policy had drifted from each, and its figures for the report."""
+        drift = [None] * len(groups) if found is None else found.groups
         self.log.record(
             LedgerEvent(
-                name, LedgerEventKind.TRAINED, step, by=self._own.trainer, updates=updates,
-                drift=None if found is None else found.tv, ess=None if found is None else found.ess,
+                group.id, LedgerEventKind.TRAINED, step, by=self._own.trainer, updates=updates,
+                drift=None if one is None else one.tv, ess=None if one is None else one.ess,
             )
-            for name, found in zip(ids, drift, strict=True)
+            for group, one in zip(groups, drift, strict=True)
+            if group.id not in self._refused
         )  # fmt: skip
+        if version is not None and version != self._published:
+            self._published = version
+            self.journal.write(EventKind.PUBLISHED, version, version=version, why=self.host, how=self.host, bytes=0)
+        lags = [step - 1 - group.oldest_version for group in groups if group.oldest_version is not None]
+        by_lag = {} if found is None else {name: dict(one) for name, one in found.by_lag.items()}
+        self.journal.write(
+            EventKind.STEP, step, metrics=dict(metrics), by_lag=cast(Json, by_lag), lags=cast(Json, lags),
+            groups=len(groups), replayed=len(replayed), retired={},
+            rewards=rewards_by_version(group for group in groups if group.id not in replayed),
+        )  # fmt: skip
+        self._step = step
 
     def state(self) -> dict[str, Json]:
         """Return what a checkpoint of the host keeps."""
         return {"run": self.run, "uses": cast(Json, self._counts.runs(since=0)), "groups": len(self._index)}
 
-    def resume(self, state: Mapping[str, Json], *, step: int) -> None:
-        """Go on as the run of a checkpoint that was saved at `step`: what it recorded for later steps is cancelled.
-
-        Groups of versions that the run has not reached again are superseded: that policy no longer exists.
-        """
+    def close(self, finished: bool = True) -> None:
+        """Wait until everything is on disk, and release the run directory."""
+        why = "" if finished else f"{self.host} ended before its last step"
+        ledger = str(self.log.ledger())
+        self.journal.write(EventKind.ENDED, self._step, why=why, finished=finished, ledger=ledger, seconds={})
         self.log.close()
-        self._open(str(state["run"]))
-        uses, groups = cast("list[list[int]]", state["uses"]), cast(int, state["groups"])
-        self._counts = DrawCounts.from_runs(groups, uses)
-        self._counts.grow(len(self._index))
-        gone = np.flatnonzero(self._index.columns.oldest_version > step)
-        self._counts.close(gone)
-        by = self._own.trainer
-        events = [LedgerEvent("", LedgerEventKind.REWOUND, step, by=by)]
-        events += [
-            LedgerEvent(group.id, LedgerEventKind.SUPERSEDED, step, f"the run resumed at step {step}", by)
-            for group in (self.log.read(gone) if len(gone) else [])
-        ]
-        self.log.record(events)
-
-    def close(self) -> None:
-        """Wait until everything is on disk, and release the log."""
-        self.log.close()
+        self.journal.__exit__()
+        self._lock.release()

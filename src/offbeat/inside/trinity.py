@@ -7,7 +7,7 @@
       advantage_fn_args: {preset: rec-oneside-nois}
     data_processor:
       experience_pipeline:
-        operators: [{name: offbeat.inside.trinity.KeepLog, args: {log: runs/one/experience}}]
+        operators: [{name: offbeat.inside.trinity.KeepLog, args: {out: runs/one}}]
 
 Lag is Trinity's own: `synchronizer.sync_interval` and `sync_offset`. A version is the model version that its explorer
 reports with each experience.
@@ -120,8 +120,8 @@ class PresetAdvantage(GroupAdvantage):  # type: ignore[misc]
 class KeepLog(ExperienceOperatorV1):  # type: ignore[misc]
     """Writes every group to an experience log, and passes it on as it is."""
 
-    def __init__(self, log: str, task: str = "") -> None:
-        self.books = Books(log, host="trinity", task=task)
+    def __init__(self, out: str) -> None:
+        self.books = Books(out, host="trinity")
 
     async def process(self, exps: list[Any]) -> tuple[list[Any], dict[str, float]]:
         """Append the groups, and return figures of their lag: steps that the trainer has made since the version."""

@@ -63,14 +63,16 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
             coefficient of the KL term; `loss_type`, `scale_rewards` and the clip settings are not used.
         sync_every: Optimizer steps between two loads of the trainer's weights into what generates: transformers,
             vLLM in server mode or colocated. Evaluation loads them too.
-        log: Where every scored group is written, with log-probs and versions: a path or a URI.
+        out: A run directory for the log of every scored group, with log-probs and versions, and for figures by step:
+            `offbeat report`, `view` and `score` take it.
+        experience: An experience log to share with other runs; left out, it is in `out`.
         replay_share: The share of each batch that is drawn from the log instead of generated.
         reuse_budget: How often a group is trained on at most.
         max_replay_lag: The largest lag of a group that is drawn again; None for no limit.
 
     Example:
         trainer = OffPolicyGRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", reward, GRPOConfig(...), train_dataset=data,
-                                       preset="grpo-off-policy", sync_every=10, log="runs/one/experience")
+                                       preset="grpo-off-policy", sync_every=10, out="runs/one")
     """
 
     def __init__(
@@ -78,12 +80,14 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
         *args: Any,
         preset: str | Objective = "grpo-off-policy",
         sync_every: int = 1,
-        log: str | os.PathLike[str] | None = None,
+        out: str | os.PathLike[str] | None = None,
+        experience: str | os.PathLike[str] | None = None,
         replay_share: float = 0.0,
         reuse_budget: int = 4,
         max_replay_lag: int | None = None,
         **kwargs: Any,
     ) -> None:
+        objective_for(preset, host="TRL")  # before a model is loaded or vLLM started
         super().__init__(*args, **kwargs)
         objective = objective_for(preset, host="TRL", kl_coefficient=self.beta)
         if self.mask_truncated_completions:
@@ -95,25 +99,41 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
             self._count_loads(self.vllm_generation)
         self._lagged: dict[str, Tensor] = {}
         self._slices: dict[int, Rows] = {}
-        if reason := self._refusal(log):
+        self.out = out
+        if reason := self._refusal():
             raise NotServable(reason)
         self._rollout: tuple[Any, ...] = ()
-        self.log_place = log
         self.books: Books | None = None
-        """The log of this run; the main process has it."""
-        if log is not None and self.accelerator.is_main_process:
-            settings = {"seed": self.args.seed, "reuse_budget": reuse_budget, "max_lag": max_replay_lag}
-            self.books = Books(log, host="trl", task=self.reward_func_names[0], **settings)
+        """The run directory, while it trains; the main process has it."""
+        named = preset if isinstance(preset, str) else "own"
+        self._kept = {"settings": self._as_settings(named), "experience": experience}
+        self._kept |= {"reuse_budget": reuse_budget, "max_lag": max_replay_lag}
 
-    def _refusal(self, log: object) -> str:
+    def _as_settings(self, preset: str) -> dict[str, Any]:
+        """Return TRL's settings under our names, for the record."""
+        args, groups = self.args, self.args.generation_batch_size // self.num_generations
+        return {
+            "model": {"path": str(self.model.config._name_or_path or "trl")},
+            "objective": {"preset": preset, "kl_coefficient": self.beta},
+            "steps": max(1, args.max_steps),
+            "seed": args.seed,
+            "group_size": self.num_generations,
+            "prompts_per_step": groups,
+            "updates_per_batch": self.num_iterations,
+            "sync": {"every": self.sync_every},
+            "sampling": {"max_tokens": self.max_completion_length, "temperature": self.temperature},
+            "optimizer": {"learning_rate": args.learning_rate},
+        }
+
+    def _refusal(self) -> str:
         args, inside = self.args, not self.use_vllm and self.rollout_func is None
         defaults = {field.name: field.default for field in fields(GRPOConfig)}
         if ignored := [name for name in REPLACED if getattr(args, name) != defaults[name]]:
             return f"{', '.join(ignored)}: the preset decides this; leave it out, or pass an offbeat.Objective"
         if self.sync_every < 1 or not 0 <= self.replay_share < 1:
             return f"sync_every = {self.sync_every} must be at least 1, replay_share = {self.replay_share} in [0, 1)"
-        if self.replay_share and log is None:
-            return "replay_share draws from an experience log: set log to a directory"
+        if self.replay_share and self.out is None:
+            return "replay_share draws from the experience log of a run directory: set out"
         if self.replay_share and args.per_device_train_batch_size * args.steps_per_generation % self.num_generations:
             return "replay_share needs whole groups on every process: make its rows a multiple of num_generations"
         if self.replay_share and self.beta and self.ref_model is None:
@@ -197,6 +217,8 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
         training, gather, step = self.model.training, self.accelerator.gather, int(self.state.global_step)
         size = self.num_generations if training else self.num_generations_eval
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        if training:
+            self._open_books()
         past = self._draw(len(inputs)) if training and self.replay_share else []
         mine = past[rank * len(past) // ranks : (rank + 1) * len(past) // ranks]
         inputs = inputs[: len(inputs) - len(mine) * size]
@@ -209,12 +231,12 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
         batch["behavior"] = batch.pop("sampling_per_token_logps", unknown_NT)
         batch.pop("importance_sampling_ratio", None)
         batch["fresh"] = torch.ones(len(inputs), dtype=torch.bool, device=mask_NT.device)
-        ids = self._write(inputs, versions_N1.flatten().tolist(), size) if training else []
+        fresh = self._write(inputs, versions_N1.flatten().tolist(), size) if training else []
         self._append(batch, mine, size)
 
-        def whole(fresh: Tensor, drawn: Tensor) -> Tensor:
+        def whole(fresh_N: Tensor, drawn: Tensor) -> Tensor:
             """Put the rows of all processes in the order of the batch: each has its fresh ones first."""
-            return torch.cat([fresh.view(ranks, -1), drawn.view(ranks, -1)], 1).view(-1, size)
+            return torch.cat([fresh_N.view(ranks, -1), drawn.view(ranks, -1)], 1).view(-1, size)
 
         drawn_BG, drawn_scored_BG = scores_of(past, size)
         weighted_N = (self._rewards * self.reward_weights.cpu()).nansum(1)
@@ -236,7 +258,18 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
             fresh_B = gather(batch["fresh"]).view(-1, size)[:, 0].cpu()
             lags_B = gather(batch["lags"].amax(-1)).view(-1, size).amax(-1).cpu()
             self._groups = WholeGroups(rewards_BG, fresh_B, ~credit.zero_variance_B, ~credit.too_small_B, lags_B)
-            self._ids, self._slices = [*ids, *(group.id for group in past)], {}
+            # In the order of the batch: each process has its fresh groups first.
+            cut = [r * len(fresh) // ranks for r in range(ranks + 1)]
+            drawn = [r * len(past) // ranks for r in range(ranks + 1)]
+            self._trained = [
+                group for r in range(ranks) for group in (*fresh[cut[r] : cut[r + 1]], *past[drawn[r] : drawn[r + 1]])
+            ]
+            self._replayed, self._slices = {group.id for group in past}, {}
+            self._batch_figures = {
+                "reward_mean": float(rewards_BG[scored_BG].mean()) if scored_BG.any() else float("nan"),
+                "zero_variance_share": float(credit.zero_variance_B.double().mean()),
+                "trained_tokens": float(batch["tokens"]),
+            }
         return batch
 
     def _draw(self, rows: int) -> list[Group]:
@@ -248,8 +281,8 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
         groups: list[Group] = broadcast_object_list(found)[0]
         return groups
 
-    def _write(self, inputs: list[dict[str, Any]], versions: list[int], size: int) -> list[str]:
-        """Append what was generated to the log, and return the ids of the groups. The main process writes for all."""
+    def _write(self, inputs: list[dict[str, Any]], versions: list[int], size: int) -> list[Group]:
+        """Append what was generated to the log. The main process writes for all, and gets the groups."""
         prompts, answers, masks, _, logprobs = self._rollout[:5]
         first, names = self.accelerator.process_index * len(inputs), self.reward_func_names
         weighted = (self._rewards * self.reward_weights.cpu())[first : first + len(inputs)].tolist()
@@ -271,10 +304,10 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
                 columns=plain(one) | {"host": host},
             )
             rows.append(row)
-        everyone = gather_object(rows) if self.log_place is not None else []
+        everyone = gather_object(rows) if self.out is not None else []
         if self.books is None:
             return []
-        return [group.id for group in self.books.write(everyone, size=size, k=int(self.state.global_step))]
+        return self.books.write(everyone, size=size, k=int(self.state.global_step))
 
     def _append(self, batch: dict[str, Tensor], groups: Sequence[Group], size: int) -> None:
         """Put the rows of past groups after the fresh ones."""
@@ -366,8 +399,10 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
                 metrics[f"offbeat/lag {bucket}/{name}"].append(figures[name])
         metrics["offbeat/version"].append(float(self.served or 0))
         if self.books is not None:
-            step = int(self.state.global_step) + 1
-            self.books.trained(self._ids, found.groups, step=step, updates=self.num_iterations)
+            self.books.trained(
+                self._trained, found, found.overall | self._batch_figures, step=int(self.state.global_step) + 1,
+                version=self.served, replayed=self._replayed, updates=self.num_iterations,
+            )  # fmt: skip
 
     # A checkpoint
 
@@ -380,7 +415,26 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        state = None if checkpoint is None else Path(checkpoint) / STATE
-        if self.books is not None and state is not None and state.exists():
-            step = int(Path(checkpoint or "").name.rpartition("-")[2])
-            self.books.resume(json.loads(state.read_bytes()), step=step)
+        if checkpoint is not None and (kept := Path(checkpoint) / STATE).exists():
+            self._kept |= {
+                "step": int(Path(checkpoint).name.rpartition("-")[2]),
+                "state": json.loads(kept.read_bytes()),
+            }
+
+    def _open_books(self) -> None:
+        """Open the run directory before the first batch: by then it is known whether TRL resumes."""
+        if self.books is None and self.out is not None and self.accelerator.is_main_process:
+            self.books = Books(self.out, host="trl", **self._kept)
+            self.processing_class.save_pretrained(self.books.directory.tokenizer)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as TRL does, and close the run directory at the end."""
+        finished = False
+        try:
+            found = super().train(*args, **kwargs)
+            finished = True
+            return found
+        finally:
+            if self.books is not None:
+                self.books.close(finished)
+                self.books = None

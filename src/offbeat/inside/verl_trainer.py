@@ -26,10 +26,10 @@ FIELDS: Final = ("prompts", "responses", "response_mask", "rollout_log_probs", "
 SHOWN: Final = ("lag", "drift_tv_token", "drift_kl_token", "ess", "ratio_tail_share", "predicted_gain")
 
 
-def log_place(config: Any) -> str:
-    """Return where the log goes: `+offbeat.log=…`, or a directory beside verl's checkpoints."""
-    default = f"{config.trainer.default_local_dir}/experience"
-    return str(OmegaConf.select(config, "offbeat.log") or default)
+def open_books(config: Any) -> Books:
+    """Open the run directory that `+offbeat.out=…` names, or one beside verl's checkpoints."""
+    out = OmegaConf.select(config, "offbeat.out") or f"{config.trainer.default_local_dir}/offbeat"
+    return Books(out, host="verl")
 
 
 class WithBooks:
@@ -44,7 +44,7 @@ class WithBooks:
         mode = str(config.trainer.v1.trainer_mode)
         OmegaConf.update(config, "trainer.v1.trainer_mode", mode.removeprefix("offbeat/"))
         super().__init__(config)  # type: ignore[call-arg]  # the trainer of verl behind this class
-        self.books = Books(log_place(config), host="verl")
+        self.books = open_books(config)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
@@ -57,15 +57,15 @@ class WithBooks:
         groups = [one for _, one in sorted(by_uid(uids).items())]
         written = [group for one in groups for group in self.books.write([rows[i] for i in one], size=len(one), k=k)]
         metrics["offbeat/groups"] = float(len(written))
-        drift = [None] * len(written)
-        if not bypass:
-            found = figures(data, groups, tags, k=k)
+        found = None if bypass else figures(data, groups, tags, k=k)
+        if found is not None:
             metrics |= {f"offbeat/{name}": found.overall[name] for name in SHOWN if name in found.overall}
             for bucket, named in found.by_lag.items():
                 metrics |= {f"offbeat/lag {bucket}/{name}": named[name] for name in SHOWN[1:] if name in named}
-            drift = found.groups
+        shown = {name: value for name, value in (found.overall if found else {}).items() if name != "entropy"}
+        shown["reward_mean"] = sum(row.reward for row in rows) / len(rows)
         epochs = int(OmegaConf.select(self.config, "actor_rollout_ref.actor.ppo_epochs") or 1)
-        self.books.trained([group.id for group in written], drift, step=self.global_steps, updates=epochs)
+        self.books.trained(written, found, shown, step=self.global_steps, updates=epochs)
         return batch
 
 
