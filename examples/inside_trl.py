@@ -47,6 +47,7 @@ def train(
     sync_every: int,
     replay: float = 0.0,
     steps: int = 12,
+    experience: Path | None = None,
     resume_from_checkpoint: bool = False,
     **settings: Any,
 ) -> OffPolicyGRPOTrainer:
@@ -78,6 +79,7 @@ def train(
         preset=preset,
         sync_every=sync_every,
         out=directory / "run",
+        experience=experience,
         replay_share=replay,
     )
     trainer.remove_callback(PrinterCallback)

@@ -2,6 +2,8 @@
 
     python -m lab.bench.install resolve            README's commands on each Python, with the public index and with the
                                                    settings of this machine: rows door.1.resolve-*; 5 to 20 minutes
+    python -m lab.bench.install hosts              `.[log]` beside TRL, verl and Trinity-RFT at their newest releases:
+                                                   rows inside.1.*; minutes
     python -m lab.bench.install wheel              wheel and sdist of a clean clone, each in an empty environment: row
                                                    door.1.wheel; 2 minutes
     python -m lab.bench.install gpu-stack PLACE    README's command for GPUs, really installed into PLACE: row
@@ -27,9 +29,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
+from urllib.request import Request, urlopen
 
 from lab.figures import ROOT, Figure, command_parser, machine, record
-from scripts.resolve import Resolved, make_pip, public_index, readme_commands, resolve
+from scripts.resolve import HOSTS, Resolved, beside, make_pip, public_index, readme_commands, resolve
 
 PYTHONS: Final = ("3.11", "3.13")
 """The first and the last that are supported."""
@@ -67,6 +70,40 @@ def resolve_all() -> bool:
         _resolved("door.1.resolve-cpu", cpu, dict(zip(names, found[: len(PYTHONS) + 1], strict=True))),
         _resolved("door.1.resolve-gpu", gpu, dict(zip(names, found[len(PYTHONS) + 1 :], strict=False))),
     )
+
+
+def hosts() -> bool:
+    """Rows inside.1.trl, inside.1.verl, inside.1.trinity: what `.[log]` adds beside each trainer."""
+    public = public_index(os.environ)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(3) as pool:
+        pip = make_pip(Path(folder), _find_python(PYTHONS[0]), public)
+        asked = [line for host in HOSTS for line in (f"pip install {host}", beside(host))]
+        found = list(pool.map(lambda line: resolve(pip, shlex.split(line)[2:], public), asked))
+    return record(*(_added(host, *found[2 * i : 2 * i + 2]) for i, host in enumerate(HOSTS)))
+
+
+def _added(host: str, alone: Resolved, beside_it: Resolved) -> Figure:
+    added = sorted(beside_it.versions.keys() - alone.versions.keys())
+    changed = [name for name, version in alone.versions.items() if beside_it.versions.get(name) != version]
+    size = sum(_size(beside_it.files[name]) for name in added)
+    held = not beside_it.error and not changed and "torch" not in added
+    told = f"{host} {beside_it.versions.get(host, '?')}, {len(alone.versions)} packages; added: {', '.join(added)}"
+    return Figure(
+        f"inside.1.{host.partition('-')[0]}",
+        f"`{beside(host)}` resolves from the public package index, and changes no package of {host}",
+        "0 changed, no torch added",
+        f"{len(changed)} changed, {len(added)} added, {size / 1e6:.0f} MB",
+        "packages",
+        held,
+        1,
+        f"pip's own resolver, no configuration file, dry run; {told}; {beside_it.error[-300:]}",
+    )
+
+
+def _size(url: str) -> int:
+    """Return the bytes of a file of the index, without downloading it."""
+    with urlopen(Request(url, method="HEAD")) as answer:
+        return int(answer.headers["Content-Length"])
 
 
 def _resolved(row: str, line: str, found: Mapping[str, Resolved]) -> Figure:
@@ -201,11 +238,11 @@ PLACED: Final = {"gpu-stack": gpu_stack, "look-gpu-stack": look_gpu_stack, "try-
 def main() -> bool:
     """Measure what the command line asks for."""
     parser = command_parser(__doc__)
-    parser.add_argument("figure", choices=["resolve", "wheel", *PLACED])
+    parser.add_argument("figure", choices=["resolve", "hosts", "wheel", *PLACED])
     parser.add_argument("place", nargs="?", type=Path, help="for the three about the GPU stack: the new environment")
     args = parser.parse_args()
     if args.figure not in PLACED:
-        return {"resolve": resolve_all, "wheel": wheel}[args.figure]()
+        return {"resolve": resolve_all, "hosts": hosts, "wheel": wheel}[args.figure]()
     if args.place is None:
         parser.error(f"{args.figure} needs the directory of the new environment")
     return PLACED[args.figure](args.place.absolute())

@@ -24,7 +24,7 @@ from offbeat.experience.modes import Candidates
 from offbeat.experience.sampler import EQUAL_REWARDS
 from offbeat.experience.schema import Snapshot
 from offbeat.inside.rows import HostRow, groups_of
-from offbeat.objective.measures import Measures
+from offbeat.objective.measures import StepFigures
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.journal import FileJournal, rewards_by_version
 from offbeat.types import UNKNOWN, Group, Json
@@ -150,7 +150,7 @@ class Books:
     def trained(
         self,
         groups: Sequence[Group],
-        found: Measures | None,
+        found: StepFigures | None,
         metrics: Mapping[str, float],
         *,
         step: int,

@@ -96,7 +96,7 @@ class WholeGroups:
 
 
 @dataclass(frozen=True)
-class Measures:
+class StepFigures:
     """The metrics of a step, overall and by lag bucket. `offbeat.metrics` declares their names."""
 
     overall: dict[str, float]
@@ -132,7 +132,7 @@ def _alone(sums: Tensor) -> Tensor:
 
 def measure(
     parts: Sequence[Rows], groups: WholeGroups, *, gated: bool, add_up: Callable[[Tensor], Tensor] = _alone
-) -> Measures:
+) -> StepFigures:
     """Return the metrics of a step, without those it has no data for (no log-probs, no gate, no token at lag 0).
 
     `add_up` adds a tensor over the ranks that share the batch.
@@ -160,7 +160,7 @@ def measure(
         if float(columns["tokens"][bucket]) > 0:
             by_lag[name] = _token_figures(sums_SK[:, bucket]) | _group_figures(rows, buckets_B == bucket)
     assert overall.keys() <= METRICS.keys()
-    return Measures(overall, by_lag, drift, _group_drift(rows))
+    return StepFigures(overall, by_lag, drift, _group_drift(rows))
 
 
 def _published_drift(sums: Tensor, pull: float) -> PublishedDrift:
