@@ -10,7 +10,6 @@ run is kept in `inside_trl.jsonl` when it ends.
 """
 
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -165,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

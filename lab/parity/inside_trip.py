@@ -33,6 +33,18 @@ sys.path.insert(0, str(ROOT))
 from examples.inside_trl import tiny_llama, train  # found thanks to the line above
 
 STEPS, V = 8, 4
+TASK = """
+from offbeat.tasks.data import Example
+from offbeat.tasks.rewards import Reward
+from offbeat.tasks.task import Task
+
+
+def sevens(text, columns):
+    return text.split().count("7") / 8
+
+
+task = Task("sevens", [Example(str(n), str(n), {}) for n in range(2, 24)], (Reward(sevens),))
+"""
 Generated = list[tuple[list[int], list[int], list[float], int]]
 """Prompt, answer, log-probs and version of each completion."""
 
@@ -66,7 +78,7 @@ def run_in_trl(place: Path, **settings: Any) -> tuple[Generated, list[tuple[Grou
 
 def same(one: Completion, tokens: list[int], logprobs: list[float], version: int | None) -> bool:
     known: Any = one.behavior_logprobs
-    close = len(known) == len(logprobs) and np.allclose(known, np.minimum(np.float32(logprobs), 0), atol=0)
+    close = len(known) == len(logprobs) and np.allclose(known, np.minimum(np.array(logprobs, np.float32), 0), atol=0)
     return bool(one.token_ids.tolist() == tokens and close and one.oldest_version == version)
 
 
@@ -93,15 +105,10 @@ def offbeat(*arguments: object) -> str:
     return done.stdout
 
 
-def own_run(place: Path, model: Path, experience: Path | None = None, **sampler: Any) -> None:
+def own_run(place: Path, model: Path, experience: Path | None = None) -> None:
     """Run our own loop on the tiny model: with an experience log offline on its groups, else fresh."""
     task = place.parent / "task.py"
-    task.write_text(
-        "from offbeat.tasks.data import Example\nfrom offbeat.tasks.rewards import Reward\n"
-        "from offbeat.tasks.task import Task\n\n\ndef sevens(text, columns):\n    return text.split().count('7') / 8\n\n\n"
-        "task = Task('sevens', [Example(str(n), str(n), {}) for n in range(2, 24)], (Reward(sevens),))\n",
-        encoding="utf-8",
-    )
+    task.write_text(TASK, encoding="utf-8")
     settings: dict[str, Any] = {
         "model": {"path": str(model), "compute": "float32", "serve": "float32"},
         "task": {"name": str(task), "scorers": 1},

@@ -106,7 +106,7 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
         self.books: Books | None = None
         """The run directory, while it trains; the main process has it."""
         named = preset if isinstance(preset, str) else "own"
-        self._kept = {"settings": self._as_settings(named), "experience": experience}
+        self._kept: dict[str, Any] = {"settings": self._as_settings(named), "experience": experience}
         self._kept |= {"reuse_budget": reuse_budget, "max_lag": max_replay_lag}
 
     def _as_settings(self, preset: str) -> dict[str, Any]:
