@@ -99,6 +99,7 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
             self._count_loads(self.vllm_generation)
         self._lagged: dict[str, Tensor] = {}
         self._slices: dict[int, Rows] = {}
+        self._generated_at = 0
         self.out = out
         if reason := self._refusal():
             raise NotServable(reason)
@@ -215,6 +216,7 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Return TRL's batch, past groups after the fresh ones, with our credit for every row."""
         training, gather, step = self.model.training, self.accelerator.gather, int(self.state.global_step)
+        self._generated_at = step if training else self._generated_at
         size = self.num_generations if training else self.num_generations_eval
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         if training:
@@ -223,7 +225,7 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
         mine = past[rank * len(past) // ranks : (rank + 1) * len(past) // ranks]
         inputs = inputs[: len(inputs) - len(mine) * size]
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
-        mask_NT = batch["mask"] = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
+        mask_NT = batch["mask"] = (batch["completion_mask"] * batch.pop("tool_mask", 1)).bool()
         served = step if self.served is None else self.served
         versions_N1 = torch.tensor([[one.get("version", served)] for one in inputs], device=mask_NT.device)
         batch["lags"] = (step - versions_N1).expand_as(mask_NT)
@@ -370,19 +372,22 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
     def _keep(self, streams: Streams, inputs: dict[str, Tensor], update: ForwardPass) -> None:
         """Keep what the figures need of a micro-batch, and log them after the last update on the batch."""
         part = self._step % self.args.steps_per_generation
+        place = "cpu" if update.policy_NT.device.type == "mps" else update.policy_NT.device  # sums are float64
         if part not in self._slices:
-            published_NT = inputs["fresh"][:, None] & (inputs["lags"] == self.state.global_step - (self.served or 0))
+            reference_NT = inputs.get("ref_per_token_logps")
+            published_NT = inputs["fresh"][:, None] & (inputs["lags"] == self._generated_at - (self.served or 0))
             self._slices[part] = Rows(
-                mask_NT=streams.mask_NT,
-                behavior_NT=inputs["behavior"],
-                lags_NT=inputs["lags"],
-                published_NT=published_NT,
-                advantages_N=streams.advantages_N,
-                weights_N=streams.weights_N,
-                flat_indices_N=inputs["row"],
-                reference_NT=inputs.get("ref_per_token_logps"),
-                start_NT=streams.need(Need.PROXIMAL),
+                mask_NT=streams.mask_NT.to(place),
+                behavior_NT=inputs["behavior"].to(place),
+                lags_NT=inputs["lags"].to(place),
+                published_NT=published_NT.to(place),
+                advantages_N=streams.advantages_N.to(place),
+                weights_N=streams.weights_N.to(place),
+                flat_indices_N=inputs["row"].to(place),
+                reference_NT=None if reference_NT is None else reference_NT.to(place),
+                start_NT=streams.need(Need.PROXIMAL).to(place),
             )
+        update = ForwardPass(update.policy_NT.to(place), update.entropies_NT.to(place), update.passed_NT.to(place))
         self._slices[part].passes.append(update)
         if (self._step + 1) % (self.args.steps_per_generation * self.num_iterations) == 0:
             self._log_figures()
