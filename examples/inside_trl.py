@@ -53,11 +53,10 @@ def train(
 ) -> OffPolicyGRPOTrainer:
     """Train in a directory and return the trainer; its run directory is `directory/run`."""
     model, tokenizer = tiny_llama()
+    rollout_func = settings.pop("rollout_func", None)
     config = GRPOConfig(
         output_dir=str(directory),
         max_steps=steps,
-        per_device_train_batch_size=16,
-        gradient_accumulation_steps=2,
         num_generations=8,
         max_completion_length=8,
         learning_rate=2e-2,
@@ -67,7 +66,7 @@ def train(
         report_to="none",
         logging_steps=1,
         disable_tqdm=True,
-        **{"save_strategy": "no", **settings},
+        **{"save_strategy": "no", "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, **settings},
     )
     prompts = [str(number) for number in range(2, 24)]
     trainer = OffPolicyGRPOTrainer(
@@ -76,6 +75,7 @@ def train(
         config,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=tokenizer,
+        rollout_func=rollout_func,
         preset=preset,
         sync_every=sync_every,
         out=directory / "run",

@@ -7,6 +7,7 @@ The batches for the gradients are those of `trl_parity.py`. Runs are those of `e
 killed run is a process that gets SIGKILL in its seventh step and resumes from TRL's checkpoint of step 4.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -128,6 +129,43 @@ def killed_and_resumed() -> tuple[bool, str]:
     return held, str(ledger)
 
 
+RANKS = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from examples import inside_trl
+def rollout(prompts, trainer):
+    step = trainer.state.global_step
+    first = trainer.accelerator.process_index * len(prompts)
+    rows = range(first, first + len(prompts))
+    answers = [[(7 * row + 3 * step + t * t) % 22 + 2 for t in range(4 + row % 5)] for row in rows]
+    ids = [trainer.processing_class.encode(one) for one in prompts]
+    return {{"prompt_ids": ids, "completion_ids": answers, "logprobs": [[-3.0] * len(one) for one in answers]}}
+settings = {{"per_device_train_batch_size": {rows}, "gradient_accumulation_steps": 2, "rollout_func": rollout}}
+trainer = inside_trl.train(
+    Path({directory!r}), preset="red-weight-adaptive", sync_every=2, replay={replay}, steps=3, **settings
+)
+if trainer.accelerator.is_main_process:
+    norms = [line["grad_norm"] for line in trainer.state.log_history if "grad_norm" in line]
+    Path({directory!r}, "norms.json").write_text(json.dumps(norms))
+"""
+
+
+def on_ranks(ranks: int, replay: float) -> tuple[list[float], str]:
+    """Train three steps on scripted answers, on one process or two. Return the gradient norms and the ledger."""
+    with tempfile.TemporaryDirectory() as directory:
+        script = Path(directory) / "train.py"
+        filled = RANKS.format(root=str(ROOT), directory=directory, rows=16 // ranks, replay=replay)
+        script.write_text(filled, encoding="utf-8")
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        command = [sys.executable, *launch, str(script)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+        norms: list[float] = json.loads((Path(directory) / "norms.json").read_text(encoding="utf-8"))
+        return norms, str(LogReader.open(Path(directory) / "run" / "experience").ledger())
+
+
 class StubClient:
     """TRL's client of a vLLM server, without a server: random tokens, and a count of transfers by step."""
 
@@ -222,6 +260,18 @@ def figures(short: bool) -> Iterator[Figure]:
     held, ledger = killed_and_resumed()
     what = "a run killed with SIGKILL in step 7 and resumed from TRL's checkpoint: versions, ledger and groups as due"
     yield Figure("inside.2.resume", what, "1 of 1", int(held), "runs", held, 1, ledger)
+    worst, ledgers = 0.0, []
+    for replay in (0.0, 0.5):
+        (alone, ledger), (together, other) = on_ranks(1, replay), on_ranks(2, replay)
+        # With replay, each process draws its own share, so only the first step has the same groups.
+        same = slice(None) if replay == 0 else slice(1)
+        pairs = zip(alone[same], together[same], strict=True)
+        worst = max([worst, *(abs(one - two) / one for one, two in pairs)])
+        ledgers += [ledger, other]
+    what = "gradient norms on two gloo processes against one, scripted answers, red-weight-adaptive"
+    note = f"groups of 8 with 8 rows a process; ledgers {'; '.join(dict.fromkeys(ledgers))}; {release}"
+    held = worst <= 1e-5 and all("+ 0 waiting" in one for one in ledgers)
+    yield Figure("inside.2.ranks", what, "<= 1e-5", float(f"{worst:.1e}"), "relative", held, 4, note)
     for mode in ("server", "colocate"):
         loads, versions = transfers(mode)
         what = f"loads of weights into vLLM, {mode} mode, in {STEPS} steps at v = {V}"
