@@ -4,6 +4,9 @@
                                                    settings of this machine: rows door.1.resolve-*; 5 to 20 minutes
     python -m lab.bench.install hosts              `.[log]` beside TRL, verl and Trinity-RFT at their newest releases:
                                                    rows inside.1.*; minutes
+    python -m lab.bench.install torch PLACE        offbeat without extras beside the oldest and the newest torch, in
+                                                   environments in PLACE, and the tests of the mathematics with each:
+                                                   rows inside.1.torch-*; 10 minutes, 5 GB
     python -m lab.bench.install wheel              wheel and sdist of a clean clone, each in an empty environment: row
                                                    door.1.wheel; 2 minutes
     python -m lab.bench.install gpu-stack PLACE    README's command for GPUs, really installed into PLACE: row
@@ -36,6 +39,8 @@ from scripts.resolve import HOSTS, Resolved, beside, make_pip, public_index, rea
 
 PYTHONS: Final = ("3.11", "3.13")
 """The first and the last that are supported."""
+TORCH: Final = ("2.7", "2.13")
+"""The ends of the range that the mathematics takes."""
 ANY_USE: Final = ".[train,vllm,lora,ray,math,report,docs,tensorboard,wandb,trackio,mlflow,dev]"
 """What the tests need, installed after README's command was measured."""
 RANDOM_MODEL: Final = (
@@ -97,6 +102,42 @@ def _added(host: str, alone: Resolved, beside_it: Resolved) -> Figure:
         held,
         1,
         f"pip's own resolver, no configuration file, dry run; {told}; {beside_it.error[-300:]}",
+    )
+
+
+def torch_ends(place: Path) -> bool:
+    """Rows inside.1.torch-2.7, inside.1.torch-2.13."""
+    return record(*(_with_torch(place / version, version) for version in TORCH))
+
+
+def _with_torch(place: Path, version: str) -> Figure:
+    if not (place / "bin" / "pytest").exists():
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        tests = ["pytest", "pytest-xdist", "hypothesis"]
+        subprocess.run([place / "bin" / "pip", "install", "-q", f"torch=={version}.*", str(ROOT), *tests], check=True)
+    with tempfile.TemporaryDirectory() as clone:
+        subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+        # The tests are those of the clone, the code is what is installed: no transformers, no pyarrow, no scipy.
+        options = ["-q", "-p", "no:cacheprovider", "-o", "testpaths=", "-W", "default"]
+        command = [str(place / "bin" / "python"), "-P", "-m", "pytest", *options, "tests/objective"]
+        done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
+    told = subprocess.run([place / "bin" / "pip", "list"], capture_output=True, text=True).stdout
+    found = dict(line.split()[:2] for line in told.splitlines() if len(line.split()) >= 2)
+    passed, failed = (
+        sum(map(int, re.findall(rf"(\d+) {word}", done.stdout.strip().splitlines()[-1])))
+        for word in ("passed", "failed")
+    )
+    print(done.stdout[-2000:])
+    absent = [name for name in ("transformers", "pyarrow", "pylance", "datasets") if name not in found]
+    return Figure(
+        f"inside.1.torch-{version}",
+        "tests of the mathematics with offbeat without extras, and torch",
+        "0 failed",
+        f"{passed} passed, {failed} failed",
+        "tests",
+        done.returncode == 0 and passed > 100,
+        passed + failed,
+        f"torch {found.get('torch')}, numpy {found.get('numpy')}; not installed: {', '.join(absent)}",
     )
 
 
@@ -231,7 +272,12 @@ def _run(place: Path, cwd: str | Path, *command: str) -> "subprocess.CompletedPr
     return done
 
 
-PLACED: Final = {"gpu-stack": gpu_stack, "look-gpu-stack": look_gpu_stack, "try-gpu-stack": try_gpu_stack}
+PLACED: Final = {
+    "torch": torch_ends,
+    "gpu-stack": gpu_stack,
+    "look-gpu-stack": look_gpu_stack,
+    "try-gpu-stack": try_gpu_stack,
+}
 """What needs the directory of an environment."""
 
 
@@ -239,7 +285,9 @@ def main() -> bool:
     """Measure what the command line asks for."""
     parser = command_parser(__doc__)
     parser.add_argument("figure", choices=["resolve", "hosts", "wheel", *PLACED])
-    parser.add_argument("place", nargs="?", type=Path, help="for the three about the GPU stack: the new environment")
+    parser.add_argument(
+        "place", nargs="?", type=Path, help="for those about torch and the GPU stack: the new environment"
+    )
     args = parser.parse_args()
     if args.figure not in PLACED:
         return {"resolve": resolve_all, "hosts": hosts, "wheel": wheel}[args.figure]()
