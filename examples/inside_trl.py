@@ -53,7 +53,7 @@ def train(
 ) -> OffPolicyGRPOTrainer:
     """Train in a directory and return the trainer; its run directory is `directory/run`."""
     model, tokenizer = tiny_llama()
-    rollout_func = settings.pop("rollout_func", None)
+    own = {name: settings.pop(name) for name in ("rollout_func", "reuse_budget", "max_replay_lag") if name in settings}
     config = GRPOConfig(
         output_dir=str(directory),
         max_steps=steps,
@@ -75,12 +75,12 @@ def train(
         config,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=tokenizer,
-        rollout_func=rollout_func,
         preset=preset,
         sync_every=sync_every,
         out=directory / "run",
         experience=experience,
         replay_share=replay,
+        **own,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=resume_from_checkpoint)

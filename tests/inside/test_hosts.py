@@ -50,6 +50,14 @@ def test_trl_uses_the_name(name: str) -> None:
     assert name in inspect.getsource(grpo_trainer)
 
 
+@pytest.mark.engine
+def test_trl_refuses_settings_with_the_line_to_write() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.inside.refused_by_trl"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip().endswith("12 refused")
+
+
 PLUGIN = "import verl.utils.config, verl.trainer.ppo.rollout_corr_helper as r, verl.trainer.ppo.core_algos as c"
 VERL_HOOKS = {
     "plugins": "import verl, inspect; assert 'verl.plugins' in inspect.getsource(verl)",

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from offbeat.config import parse
-from offbeat.errors import RunError
+from offbeat.config import Config, parse
+from offbeat.errors import LogReadError, RunError
 from offbeat.events import EventKind
 from offbeat.experience.index import CLOSED, NO_VERSION, DrawCounts, Index
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
@@ -27,7 +27,7 @@ from offbeat.inside.rows import HostRow, groups_of
 from offbeat.objective.measures import StepFigures
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.journal import FileJournal, rewards_by_version
-from offbeat.types import UNKNOWN, Group, Json
+from offbeat.types import UNKNOWN, Group, Json, outside_vocabulary
 
 
 class Books:
@@ -67,14 +67,15 @@ class Books:
     ) -> None:
         self.directory, self.host = RunDirectory(Path(out)), host
         self._reuse_budget, self._max_lag, self._step = reuse_budget, max_lag, step
-        shared = {} if experience is None else {"run": {"experience": os.fspath(experience)}}
+        shared = {} if experience is None else {"run": {"experience": log_of(experience)}}
         config = parse({"task": {"name": host}, "model": {"path": host}} | dict(settings or {}) | shared)
-        if state is None:
-            self._lock = self.directory.create(config)
-        elif state["run"] != self.directory.name:
-            raise RunError(f"{out} holds another run than the checkpoint of {host}: name the directory it began with")
-        else:
-            self._lock = RunLock(self.directory)
+        old = self.directory.events.exists()
+        if old and (state is None or state["run"] != self.directory.name):
+            raise RunError(
+                f"{out} already holds a run: continue it from {host}'s checkpoint, or choose another directory"
+            )
+        self._lock = RunLock(self.directory) if old else self.directory.create(config)
+        state = state if old else None  # a checkpoint whose run directory is elsewhere begins a new run
         self._own, self._seed = self.directory.own_run(config), config.seed
         self.journal = FileJournal(self.directory.events)
         place = config.run.experience or self.directory.experience
@@ -89,7 +90,7 @@ class Books:
             self._counts = DrawCounts.from_runs(groups, uses)
         self._feed()
         if state is not None:
-            self._rewind(step)
+            self._rewind(step, config)
 
     @property
     def run(self) -> str:
@@ -101,7 +102,7 @@ class Books:
         self._index.feed(rows)
         self._counts.grow(len(self._index))
 
-    def _rewind(self, step: int) -> None:
+    def _rewind(self, step: int, config: Config) -> None:
         gone = np.flatnonzero(self._index.columns.oldest_version > step)
         self._counts.close(gone)
         by, why = self._own.trainer, f"{len(gone)} groups are of versions after the checkpoint"
@@ -110,6 +111,9 @@ class Books:
         events += [LedgerEvent(one.id, LedgerEventKind.SUPERSEDED, step, "resumed before it", by) for one in superseded]
         self.log.record(events)
         self.journal.write(EventKind.RESUMED, step, why=why)
+        before, now = self.directory.config().model_dump(), config.model_dump()
+        if changed := [name for name in now if before[name] != now[name] and name != "steps"]:
+            self.journal.write(EventKind.CHANGED, step, what=f"settings of {self.host}: {', '.join(changed)}")
 
     def write(self, rows: Sequence[HostRow], *, size: int, k: int) -> list[Group]:
         """Append rows as groups of `size` that step k trains on, durably. What validation refuses is in quarantine."""
@@ -121,12 +125,14 @@ class Books:
         self._counts.mark(self.log.find(accepted), k, self._reuse_budget)
         return groups
 
-    def draw(self, count: int, *, k: int, largest: int, known: bool = False, multiple: int = 1) -> list[Group]:
+    def draw(
+        self, count: int, *, k: int, largest: int, known: bool = False, multiple: int = 1, vocabulary: int | None = None
+    ) -> list[Group]:
         """Draw up to `count` groups of at most `largest` completions.
 
         Groups are drawn as in `sampler.mode = "replay"`: by the spread of their rewards, less often the older they are
         and the more often they were drawn. With `known`, groups without behavior log-probs are left out for good. Their
-        number is a multiple of `multiple`.
+        number is a multiple of `multiple`. A token that is not below `vocabulary` is an error.
         """
         self._feed()
         columns, uses = self._index.columns, self._counts.uses
@@ -138,6 +144,13 @@ class Books:
         none = np.zeros(len(columns), np.bool_)
         chosen = Candidates(k, count, self._seed, columns, uses, none, past, none).sample_past(count)
         groups = self.log.read(chosen) if chosen else []
+        for group in groups:
+            rows = (group.prompt.token_ids, *(one.token_ids for one in group.completions))
+            if any(len(outside_vocabulary(row, vocabulary)) for row in rows):
+                raise LogReadError(
+                    f"group {group.id} of {self.log.tables.groups.uri} has tokens beyond the model's vocabulary of "
+                    f"{vocabulary}: another model's tokenizer wrote this log; name one of the same tokenizer"
+                )
         if known:
             unknown = [any(one.behavior_logprobs is UNKNOWN for one in group.completions) for group in groups]
             self._counts.close(np.array(chosen, np.int64)[unknown])
@@ -192,3 +205,13 @@ class Books:
         self.log.close()
         self.journal.__exit__()
         self._lock.release()
+
+
+def log_of(place: str | os.PathLike[str]) -> str:
+    """Return the experience log at a place: of a run directory, its own.
+
+    >>> log_of("s3://bucket/log")
+    's3://bucket/log'
+    """
+    own = RunDirectory(Path(place)).experience
+    return os.fspath(own if own.is_dir() else place)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from offbeat.config.objective import ObjectiveConfig
-from offbeat.errors import NotServable
+from offbeat.errors import NotServable, suggest_nearest
 from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import KL, Advantage, Need, Objective
 
@@ -55,9 +55,8 @@ def objective_for(chosen: str | Objective, *, host: str, streams: int = 2, kl_co
         try:
             objective = ObjectiveConfig(preset=chosen, kl_coefficient=kl_coefficient).resolve()
         except ValueError as error:
-            raise NotServable(
-                f"{chosen!r} is not a preset; choose among {', '.join(servable(host, streams=streams))}"
-            ) from error
+            near = suggest_nearest(chosen, servable(host, streams=streams))
+            raise NotServable(f"{chosen!r} is not a preset; {near}") from error
     else:
         weighted = Need.BEHAVIOR in chosen.needs
         term = (KL(kl_coefficient, weighted=weighted),) if kl_coefficient else ()

@@ -15,8 +15,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -30,6 +31,7 @@ from offbeat.inside.rows import HostRow, joined, left_right, plain, rows_of, sco
 from offbeat.objective.credit import assign_credit
 from offbeat.objective.losses import Counts, Streams, policy_loss
 from offbeat.objective.measures import NO_LAG, ForwardPass, Rows, WholeGroups, measure
+from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import CutOff, Need, NoGate, Objective
 from offbeat.seeds import derive
 from offbeat.storage.files import write_atomically
@@ -43,6 +45,7 @@ REPLACED: Final = (
     "entropy_coef", "use_adaptive_entropy", "router_aux_loss_coef",
 )  # fmt: skip
 """Settings of `GRPOConfig` that TRL's own loss reads, and ours does not."""
+DEFAULTS: Final = {field.name: field.default for field in fields(GRPOConfig)}
 TRUNCATED_SAMPLING: Final = ("top_p", "top_k", "min_p", "repetition_penalty")
 PIXELS: Final = (
     "pixel_values", "image_grid_thw", "num_images", "num_tiles", "pixel_attention_mask", "spatial_shapes",
@@ -60,14 +63,14 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
 
     Args:
         preset: A preset (`offbeat objectives` lists them) or an `offbeat.Objective`. `beta` of `GRPOConfig` is the
-            coefficient of the KL term; `loss_type`, `scale_rewards` and the clip settings are not used.
-        sync_every: Optimizer steps between two loads of the trainer's weights into what generates: transformers,
-            vLLM in server mode or colocated. Evaluation loads them too.
+            coefficient of the KL term; changed settings of TRL's own loss are refused.
+        sync_every: Optimizer steps, at least, between two loads of the trainer's weights into what generates:
+            transformers, vLLM in server mode or colocated. Evaluation loads them too.
         out: A run directory for the log of every scored group, with log-probs and versions, and for figures by step:
             `offbeat report`, `view` and `score` take it.
         experience: An experience log to share with other runs; left out, it is in `out`.
         replay_share: The share of each batch that is drawn from the log instead of generated.
-        reuse_budget: How often a group is trained on at most.
+        reuse_budget: How often a group is trained on at most, its first use included.
         max_replay_lag: The largest lag of a group that is drawn again; None for no limit.
 
     Example:
@@ -101,20 +104,20 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
         self._slices: dict[int, Rows] = {}
         self._generated_at = 0
         self.out = out
+        self._kept: dict[str, Any] = {"reuse_budget": reuse_budget, "max_lag": max_replay_lag, "experience": experience}
         if reason := self._refusal():
             raise NotServable(reason)
+        self._kept["settings"] = self._as_settings(preset if isinstance(preset, str) else "own")
         self._rollout: tuple[Any, ...] = ()
         self.books: Books | None = None
         """The run directory, while it trains; the main process has it."""
-        named = preset if isinstance(preset, str) else "own"
-        self._kept: dict[str, Any] = {"settings": self._as_settings(named), "experience": experience}
-        self._kept |= {"reuse_budget": reuse_budget, "max_lag": max_replay_lag}
 
     def _as_settings(self, preset: str) -> dict[str, Any]:
         """Return TRL's settings under our names, for the record."""
         args, groups = self.args, self.args.generation_batch_size // self.num_generations
+        dtype = "bfloat16" if args.bf16 else "float32"
         return {
-            "model": {"path": str(self.model.config._name_or_path or "trl")},
+            "model": {"path": str(self.model.config._name_or_path or "trl"), "compute": dtype, "serve": dtype},
             "objective": {"preset": preset, "kl_coefficient": self.beta},
             "steps": max(1, args.max_steps),
             "seed": args.seed,
@@ -127,29 +130,56 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
         }
 
     def _refusal(self) -> str:
-        args, inside = self.args, not self.use_vllm and self.rollout_func is None
-        defaults = {field.name: field.default for field in fields(GRPOConfig)}
-        if ignored := [name for name in REPLACED if getattr(args, name) != defaults[name]]:
-            return f"{', '.join(ignored)}: the preset decides this; leave it out, or pass an offbeat.Objective"
-        if self.sync_every < 1 or not 0 <= self.replay_share < 1:
-            return f"sync_every = {self.sync_every} must be at least 1, replay_share = {self.replay_share} in [0, 1)"
-        if self.replay_share and self.out is None:
-            return "replay_share draws from the experience log of a run directory: set out"
-        if self.replay_share and args.per_device_train_batch_size * args.steps_per_generation % self.num_generations:
-            return "replay_share needs whole groups on every process: make its rows a multiple of num_generations"
-        if self.replay_share and self.beta and self.ref_model is None:
-            return "replay_share with beta needs a reference model, and an adapter has none: set beta=0"
-        changed = [name for name in TRUNCATED_SAMPLING if getattr(args, name) not in (None, defaults[name])]
-        if inside and changed and Need.BEHAVIOR in self.objective.needs:
-            return (
-                f"{', '.join(changed)}: transformers then samples from another distribution than the log-probs are of; "
-                "leave it out, generate with vLLM, or choose a preset without log-probs, such as red-drop"
-            )
-        if self.use_vllm and self.sync_every > 1 and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode:
-            return "vLLM drops its weights when it sleeps, and TRL loads the newest: set vllm_enable_sleep_mode=False"
-        if not self.use_vllm and self.sync_every > 1 and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            return "sync_every above 1 keeps a copy of whole weights: set use_vllm, or use neither FSDP nor DeepSpeed"
-        return ""
+        """Return the first reason why this cannot work as asked; empty if it can."""
+        return next((why for wrong, why in chain(self._own_rules(), self._engine_rules()) if wrong), "")
+
+    def _own_rules(self) -> Iterator[tuple[object, str]]:
+        args, every, share = self.args, cast(Any, self.sync_every), self.replay_share
+        ignored = [name for name in REPLACED if getattr(args, name) != DEFAULTS[name]]
+        named = args.loss_type.replace("_", "-")
+        hint = f'; for this loss_type, preset="{named}"' if named in PRESETS and "loss_type" in ignored else ""
+        yield (
+            ignored,
+            f"{', '.join(ignored)}: the preset decides this; leave it out, or pass an offbeat.Objective{hint}",
+        )
+        whole = isinstance(every, int) and every >= 1
+        yield not whole, f"sync_every = {every!r} must be a whole number of at least 1"
+        yield not 0 <= share < 1, f"replay_share = {share!r} must be at least 0 and below 1"
+        if not share:
+            return
+        groups = args.per_device_train_batch_size * args.steps_per_generation / self.num_generations
+        budget, lag = self._kept["reuse_budget"], self._kept["max_lag"]
+        yield self.out is None, "replay_share draws from the experience log of a run directory: set out"
+        yield (
+            groups % 1,
+            "replay_share needs whole groups on every process: make its rows a multiple of num_generations",
+        )
+        none_or_all = not 1 <= round(share * groups) < groups
+        yield none_or_all, f"replay_share = {share}: of {groups:g} groups a process, that is none or all; change one"
+        yield budget < 2, f"reuse_budget = {budget} must be at least 2: the first use of a group counts"
+        yield lag is not None and lag < 0, f"max_replay_lag = {lag} must be at least 0, or None for no limit"
+        without = self.beta and self.ref_model is None
+        yield without, "replay_share with beta needs a reference model, and an adapter has none: set beta=0"
+
+    def _engine_rules(self) -> Iterator[tuple[object, str]]:
+        args, lagged = self.args, self.sync_every > 1
+        changed = [name for name in TRUNCATED_SAMPLING if getattr(args, name) not in (None, DEFAULTS[name])]
+        inside = not self.use_vllm and self.rollout_func is None and Need.BEHAVIOR in self.objective.needs
+        yield (
+            inside and changed,
+            f"{', '.join(changed)}: transformers then samples from another distribution than the log-probs are of; "
+            "leave it out, generate with vLLM, or choose a preset without log-probs, such as red-drop",
+        )
+        asleep = self.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode
+        yield (
+            lagged and asleep,
+            "vLLM drops its weights when it sleeps, and TRL loads the newest: set vllm_enable_sleep_mode=False",
+        )
+        sharded = not self.use_vllm and (self.is_fsdp_enabled or self.is_deepspeed_enabled)
+        yield (
+            lagged and sharded,
+            "sync_every above 1 keeps a copy of whole weights: set use_vllm, or use neither FSDP nor DeepSpeed",
+        )
 
     # Generation
 
@@ -267,7 +297,10 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
                 group for r in range(ranks) for group in (*fresh[cut[r] : cut[r + 1]], *past[drawn[r] : drawn[r + 1]])
             ]
             self._replayed, self._slices = {group.id for group in past}, {}
+            answers = self._rollout[1]
             self._batch_figures = {
+                "completion_length": sum(map(len, answers)) / len(answers),
+                "learning_rate": float(self._get_learning_rate()),
                 "reward_mean": float(rewards_BG[scored_BG].mean()) if scored_BG.any() else float("nan"),
                 "zero_variance_share": float(credit.zero_variance_B.double().mean()),
                 "trained_tokens": float(batch["tokens"]),
@@ -277,9 +310,11 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
     def _draw(self, rows: int) -> list[Group]:
         """Return past groups for this batch, the same on every process; each process trains on as many."""
         size, ranks = self.num_generations, self.accelerator.num_processes
-        count = min(round(self.replay_share * rows / size), rows // size - 1) * ranks
+        count = round(self.replay_share * rows / size) * ranks
         known, step = Need.BEHAVIOR in self.objective.needs, int(self.state.global_step)
-        found = [self.books.draw(count, k=step, largest=size, known=known, multiple=ranks) if self.books else []]
+        words = self.model.get_input_embeddings().num_embeddings
+        limits: dict[str, Any] = {"largest": size, "known": known, "multiple": ranks, "vocabulary": words}
+        found = [self.books.draw(count, k=step, **limits) if self.books else []]
         groups: list[Group] = broadcast_object_list(found)[0]
         return groups
 
@@ -403,6 +438,7 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
             for name in figures.keys() & BY_LAG:
                 metrics[f"offbeat/lag {bucket}/{name}"].append(figures[name])
         metrics["offbeat/version"].append(float(self.served or 0))
+        metrics["offbeat/replayed_groups"].append(float(len(self._replayed)))
         if self.books is not None:
             self.books.trained(
                 self._trained, found, found.overall | self._batch_figures, step=int(self.state.global_step) + 1,
