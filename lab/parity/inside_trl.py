@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,6 +167,43 @@ def on_ranks(ranks: int, replay: float) -> tuple[list[float], str]:
         return norms, str(LogReader.open(Path(directory) / "run" / "experience").ledger())
 
 
+def async_gradient(preset: str | None, seed: int) -> torch.Tensor:
+    """Return ∂loss/∂log-probs of TRL's asynchronous trainer on a packed batch, its own loss or a preset's."""
+    from trl.experimental.async_grpo import AsyncGRPOTrainer
+
+    from offbeat.inside.trl_async import OffPolicyAsyncGRPOTrainer, one_stream
+
+    rng = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 9, (6,), generator=rng)
+    n = int(lengths.sum())
+    policy = (-3 * torch.rand(n, generator=rng)).requires_grad_()
+    segment = torch.repeat_interleave(torch.arange(6), lengths)[None]
+    inputs = {
+        "segment_id": segment,
+        "token_index": torch.arange(n)[None],
+        "old_log_probs": policy.detach()[None] + SPREAD * (2 * torch.rand(1, n, generator=rng) - 1),
+        "advantages": torch.randn(6, generator=rng)[segment],
+        "global_n_tokens": torch.tensor([float(2 * n)]),
+        "global_n_forward_tokens": torch.tensor([float(2 * n)]),
+        "mean_seq_len": torch.tensor([5.0]),
+        "tree_max_seqlens": torch.tensor([[n, n]]),
+    }
+    inputs |= dict.fromkeys(("attention_mask", "input_ids", "position_ids", "shift_labels"), torch.ones(1, n).long())
+    inputs |= dict.fromkeys(("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k"), torch.zeros(1, 2).long())
+    trainer: Any = object.__new__(AsyncGRPOTrainer if preset is None else OffPolicyAsyncGRPOTrainer)
+    alone = _Bag(num_processes=1, reduce=lambda x, reduction: x, gather=lambda x: x)
+    trainer.accelerator, trainer._metrics = alone, {"train": defaultdict(list)}
+    trainer.epsilon_low = trainer.epsilon_high = 0.2
+    trainer.aux_loss_enabled, trainer.current_gradient_accumulation_steps = False, 2
+    for name in ("forward_tokens", "trained_tokens", "seq_len_weighted", "samples", "forward_s"):
+        setattr(trainer, f"_step_{name}", 0.0)
+    trainer.objective = None if preset is None else one_stream(preset)
+    outputs = _Bag(log_probs=policy[None], entropy=torch.zeros(1, n))
+    trainer.compute_loss(lambda **_: outputs, inputs).backward()
+    assert policy.grad is not None and (preset is None or trainer._metrics["train"]["offbeat/drift_tv_token"])
+    return policy.grad
+
+
 class StubClient:
     """TRL's client of a vLLM server, without a server: random tokens, and a count of transfers by step."""
 
@@ -272,6 +310,11 @@ def figures(short: bool) -> Iterator[Figure]:
     note = f"groups of 8 with 8 rows a process; ledgers {'; '.join(dict.fromkeys(ledgers))}; {release}"
     held = worst <= 1e-5 and all("+ 0 waiting" in one for one in ledgers)
     yield Figure("inside.2.ranks", what, "<= 1e-5", float(f"{worst:.1e}"), "relative", held, 4, note)
+    pairs = [(async_gradient(None, seed), async_gradient("rec-oneside-is", seed)) for seed in seeds]
+    worst = max(float((theirs - ours).norm() / theirs.norm()) for theirs, ours in pairs)
+    what = "gradient of OffPolicyAsyncGRPOTrainer with rec-oneside-is against TRL's asynchronous loss, packed rows"
+    note = f"compute_loss alone, with made-up log-probs: its attention needs a GPU; {release}"
+    yield Figure("inside.2.async", what, "<= 1e-6", float(f"{worst:.1e}"), "relative", worst <= 1e-6, len(pairs), note)
     for mode in ("server", "colocate"):
         loads, versions = transfers(mode)
         what = f"loads of weights into vLLM, {mode} mode, in {STEPS} steps at v = {V}"
