@@ -310,11 +310,11 @@ def figures(short: bool) -> Iterator[Figure]:
     note = f"groups of 8 with 8 rows a process; ledgers {'; '.join(dict.fromkeys(ledgers))}; {release}"
     held = worst <= 1e-5 and all("+ 0 waiting" in one for one in ledgers)
     yield Figure("inside.2.ranks", what, "<= 1e-5", float(f"{worst:.1e}"), "relative", held, 4, note)
-    pairs = [(async_gradient(None, seed), async_gradient("rec-oneside-is", seed)) for seed in seeds]
-    worst = max(float((theirs - ours).norm() / theirs.norm()) for theirs, ours in pairs)
+    both = [(async_gradient(None, seed), async_gradient("rec-oneside-is", seed)) for seed in seeds]
+    worst = max(float((theirs - ours).norm() / theirs.norm()) for theirs, ours in both)
     what = "gradient of OffPolicyAsyncGRPOTrainer with rec-oneside-is against TRL's asynchronous loss, packed rows"
     note = f"compute_loss alone, with made-up log-probs: its attention needs a GPU; {release}"
-    yield Figure("inside.2.async", what, "<= 1e-6", float(f"{worst:.1e}"), "relative", worst <= 1e-6, len(pairs), note)
+    yield Figure("inside.2.async", what, "<= 1e-6", float(f"{worst:.1e}"), "relative", worst <= 1e-6, len(both), note)
     for mode in ("server", "colocate"):
         loads, versions = transfers(mode)
         what = f"loads of weights into vLLM, {mode} mode, in {STEPS} steps at v = {V}"

@@ -58,7 +58,8 @@ class OffPolicyAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]  # TRL 
         for name, value in figures.items():
             self._metrics["train"][f"offbeat/{name}"].append(value)
         # Gradients are averaged over processes and added up over the parts of a step.
-        return loss * self.accelerator.num_processes / self.current_gradient_accumulation_steps
+        shares = float(self.accelerator.num_processes) / float(self.current_gradient_accumulation_steps)
+        return loss * shares
 
 
 def one_stream(preset: str | Objective) -> Objective:
