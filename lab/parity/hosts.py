@@ -3,6 +3,8 @@
 verl and Trinity-RFT pin transformers and torch below ours, so they cannot live in our environment. Their losses,
 registries and data need little: a directory with the package and what it imports, on PYTHONPATH in front of ours.
 `python -m lab.bench.install hosts` resolves them beside us as a user would.
+
+    python -m lab.parity.hosts    count the lines of each host's module: rows inside.7.*
 """
 
 import os
@@ -11,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from lab.figures import ROOT
+from lab.figures import ROOT, Figure, command_parser, record
 
 HOSTS: Final = {
     "verl": (
@@ -45,3 +47,33 @@ def run(host: str, module: str, *arguments: str) -> subprocess.CompletedProcess[
     """Run a module of ours in a process in which the host can be imported."""
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment(host), capture_output=True, text=True)
+
+
+GOALS: Final = {"shared": 250, "trl": 130, "trl_async": 130, "verl": 130, "verl_trainer": 130, "trinity": 130}
+"""Lines that each part was meant to have, docstrings included."""
+WHY: Final = {
+    "shared": "rows, the run directory, refusals and a loss: five hosts and modules use them",
+    "trl": "three ways to generate with lagged weights, replay, resume, several processes, figures by lag, refusals",
+    "verl": "losses, estimators, and every refusal before training",
+}
+
+
+def main() -> bool:
+    command_parser("Count the lines of each host's module: rows inside.7.*.").parse_args()
+    inside = ROOT / "src" / "offbeat" / "inside"
+    lines = {file.stem: len(file.read_text(encoding="utf-8").splitlines()) for file in inside.glob("*.py")}
+    shared = [name for name in lines if name not in GOALS]
+    lines["shared"] = sum(lines.pop(name) for name in shared)
+    return record(
+        *(
+            Figure(
+                f"inside.7.{name}", what, f"<= {goal}", lines[name], "lines", lines[name] <= goal, 1, WHY.get(name, "")
+            )
+            for name, goal in GOALS.items()
+            for what in [f"lines of src/offbeat/inside: {', '.join(sorted(shared)) if name == 'shared' else name}"]
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

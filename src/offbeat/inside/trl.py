@@ -300,7 +300,6 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
             answers = self._rollout[1]
             self._batch_figures = {
                 "completion_length": sum(map(len, answers)) / len(answers),
-                "learning_rate": float(self._get_learning_rate()),
                 "reward_mean": float(rewards_BG[scored_BG].mean()) if scored_BG.any() else float("nan"),
                 "zero_variance_share": float(credit.zero_variance_B.double().mean()),
                 "trained_tokens": float(batch["tokens"]),
@@ -440,8 +439,9 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
         metrics["offbeat/version"].append(float(self.served or 0))
         metrics["offbeat/replayed_groups"].append(float(len(self._replayed)))
         if self.books is not None:
+            rate = {"learning_rate": float(self._get_learning_rate())}
             self.books.trained(
-                self._trained, found, found.overall | self._batch_figures, step=int(self.state.global_step) + 1,
+                self._trained, found, found.overall | self._batch_figures | rate, step=int(self.state.global_step) + 1,
                 version=self.served, replayed=self._replayed, updates=self.num_iterations,
             )  # fmt: skip
 
