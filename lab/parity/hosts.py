@@ -55,6 +55,8 @@ WHY: Final = {
     "shared": "rows, the run directory, refusals and a loss: five hosts and modules use them",
     "trl": "three ways to generate with lagged weights, replay, resume, several processes, figures by lag, refusals",
     "verl": "losses, estimators, and every refusal before training",
+    "verl_trainer": "reading verl's queue, figures by lag and the registration",
+    "trinity": "a loss, an advantage and an operator, each a class with the methods that Trinity-RFT asks for",
 }
 
 

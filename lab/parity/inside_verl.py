@@ -145,8 +145,14 @@ def configuration(loss: str, **settings: Any) -> Any:
     """Return the parts of verl's configuration that our check reads."""
     from omegaconf import OmegaConf
 
-    given = {"bypass": True, "aggregate": "token-mean", "v1": True, "estimator": "grpo"} | settings
-    return OmegaConf.create(
+    given: dict[str, Any] = {
+        "bypass": True,
+        "aggregate": "token-mean",
+        "v1": True,
+        "estimator": "grpo",
+        "more": {},
+    } | settings
+    config = OmegaConf.create(
         {
             "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": loss}, "loss_agg_mode": given["aggregate"]}},
             "algorithm": {
@@ -155,6 +161,9 @@ def configuration(loss: str, **settings: Any) -> Any:
             "trainer": {"use_v1": given["v1"]},
         }
     )  # fmt: skip
+    for name, value in given["more"].items():
+        OmegaConf.update(config, name, value)
+    return config
 
 
 def overwritten_modes() -> list[str]:
@@ -165,11 +174,25 @@ def overwritten_modes() -> list[str]:
     nois = "offbeat/rec-oneside-nois"
     batch = draw(0)
     per_token_NT = batch["mask"] * torch.rand(B * G, LONGEST)
-    attempts = [
+    attempts: list[Callable[[], object]] = [
         lambda: configs.validate_config(configuration(nois, bypass=False)),
         lambda: configs.validate_config(configuration(nois, v1=False)),
         lambda: configs.validate_config(configuration(nois, aggregate="seq-mean-token-mean")),
         lambda: configs.validate_config(configuration("vanilla", estimator="offbeat/tis")),
+        *(
+            partial(configs.validate_config, configuration(nois, more={name: value}, estimator=estimator))
+            for name, value, estimator in (
+                ("actor_rollout_ref.rollout.calculate_log_probs", False, "grpo"),
+                ("actor_rollout_ref.actor.clip_ratio_high", 0.28, "grpo"),
+                ("algorithm.rollout_correction.rollout_is", "token", "grpo"),
+                ("algorithm.norm_adv_by_std_in_grpo", False, "offbeat/grpo"),
+                ("offbeat.out", "runs/one", "grpo"),
+                ("offbeat.outt", "runs/one", "grpo"),
+                ("trainer.v1.trainer_mode", "offbeat/separate_async", "grpo"),
+                ("trainer.v1.trainer_mode", "offbeat/sepasync", "grpo"),
+            )
+        ),
+        lambda: verl_gradient(nois, "token-mean", batch | {"old": batch["old"] * torch.nan}, per_token_NT * 0 + 1),
         lambda: rollout_corr_helper.apply_bypass_mode(None, {}, {"loss_mode": nois}),
         lambda: estimated("rec-oneside-nois", batch, bypass=False),
         lambda: verl_gradient(nois, "token-mean", batch, per_token_NT),

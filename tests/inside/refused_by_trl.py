@@ -4,7 +4,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from examples.inside_trl import train
 from offbeat.errors import OffbeatError
 
 CASES = {
@@ -23,6 +22,8 @@ CASES = {
 
 
 def main() -> None:
+    from examples.inside_trl import train  # here, because TRL warns at import
+
     with tempfile.TemporaryDirectory() as place:
         for number, (name, (settings, sentence)) in enumerate(CASES.items()):
             given = {"preset": "grpo", "sync_every": 2} | settings

@@ -38,6 +38,10 @@ def host_loss(
     apart = (mask_NT * (advantages_NT - advantages_N[:, None])).abs().max()
     if bool(apart > 1e-4 * advantages_NT.abs().max()):
         raise NotServable("offbeat's presets have one advantage a completion, and these differ from token to token")
+    if Need.BEHAVIOR in objective.needs and not bool(behavior_NT[mask_NT].isfinite().all()):
+        raise NotServable(
+            "some log-probs of the policy that generated are NaN or infinite: record them as they sampled"
+        )
     streams = Streams(
         policy_NT=policy_NT,
         behavior_NT=behavior_NT,

@@ -41,27 +41,30 @@ def servable(host: str, *, streams: int = 2) -> list[str]:
     return [name for name, preset in PRESETS.items() if not refusal(preset.objective, host=host, streams=streams)]
 
 
-def objective_for(chosen: str | Objective, *, host: str, streams: int = 2, kl_coefficient: float = 0.0) -> Objective:
+def objective_for(
+    chosen: str | Objective, *, host: str, streams: int = 2, kl_coefficient: float = 0.0, prefix: str = ""
+) -> Objective:
     """Return the objective of a preset, or your own, with a KL term if there is a coefficient.
 
-    Raises `NotServable` with the reason and with the presets that the host can serve.
+    Raises `NotServable` with the reason and with the presets that the host can serve; it writes names with `prefix`.
 
     >>> objective_for("grpo-off-policy", host="verl", streams=1)
     Traceback (most recent call last):
     offbeat.errors.NotServable: 'grpo-off-policy' cannot run inside verl: it needs the log-probs of the behavior ...
     """
-    name = chosen if isinstance(chosen, str) else "this objective"
+    name = prefix + chosen if isinstance(chosen, str) else "this objective"
+    usable = [prefix + one for one in servable(host, streams=streams)]
     if isinstance(chosen, str):
         try:
             objective = ObjectiveConfig(preset=chosen, kl_coefficient=kl_coefficient).resolve()
         except ValueError as error:
-            near = suggest_nearest(chosen, servable(host, streams=streams))
-            raise NotServable(f"{chosen!r} is not a preset; {near}") from error
+            near = suggest_nearest(prefix + chosen, usable)
+            raise NotServable(f"{prefix + chosen!r} is not a preset; {near}") from error
     else:
         weighted = Need.BEHAVIOR in chosen.needs
         term = (KL(kl_coefficient, weighted=weighted),) if kl_coefficient else ()
         objective = replace(chosen, regularizers=(*chosen.regularizers, *term))
     if reason := refusal(objective, host=host, streams=streams):
-        usable = ", ".join(servable(host, streams=streams))
-        raise NotServable(f"{name!r} cannot run inside {host}: {reason}. Choose among {usable}, or use offbeat.train")
+        others = ", ".join(usable)
+        raise NotServable(f"{name!r} cannot run inside {host}: {reason}. Choose among {others}, or use offbeat.train")
     return objective

@@ -10,6 +10,7 @@ behavior policy's, which every gate needs under lag; without it they are recompu
 anything starts, with the line to write.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.errors import NotServable
+from offbeat.errors import NotServable, suggest_nearest
 from offbeat.inside.losses import host_loss
 from offbeat.inside.objectives import objective_for
 from offbeat.objective.credit import assign_credit
@@ -35,7 +36,20 @@ AGGREGATES: Final = {
     Aggregate.CONSTANT: "seq-mean-token-sum-norm",
 }
 """verl's name of each aggregate."""
+EXTERNAL: Final = "offbeat.inside.verl_trainer"
 BYPASS: Final = "algorithm.rollout_correction.bypass_mode=true actor_rollout_ref.rollout.calculate_log_probs=true"
+
+
+CORRECTION: Final = (
+    "algorithm.rollout_correction.rollout_is and rollout_rs change verl's own losses, and a preset has weights of its "
+    "own: leave them out"
+)
+CLIPS: Final = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+TRAINERS: Final = ("sync", "colocate_async", "separate_async")
+
+
+def _objective(name: str) -> Objective:
+    return objective_for(name, host="verl", streams=1, prefix=PREFIX)
 
 
 def loss_for(name: str) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
@@ -54,8 +68,10 @@ def loss_for(name: str) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
         config: Any = None,
         rollout_is_weights: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        objective = objective_for(name, host="verl", streams=1)
+        objective = _objective(name)
         _require_aggregate(name, objective, loss_agg_mode)
+        if rollout_is_weights is not None:
+            raise NotServable(CORRECTION)
         whole = dict(getattr(config, "global_batch_info", None) or {})
         mask_NT = response_mask.bool()
         total = Counts(
@@ -87,7 +103,7 @@ def estimator_for(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
         config: Any = None,
         **_others: Any,
     ) -> tuple[Tensor, Tensor]:
-        objective = objective_for(name, host="verl", streams=1)
+        objective = _objective(name)
         _require_bypass(name, objective, config)
         if index is None:
             raise NotServable(f"{PREFIX}{name} compares the completions of a prompt, and this batch has no uid")
@@ -142,18 +158,53 @@ def _require_bypass(name: str, objective: Objective, algorithm: Any) -> None:
 
 def check(config: Any) -> None:
     """Refuse what cannot work in a configuration of verl, with the line to write."""
-    actor, mode = config.actor_rollout_ref.actor, str(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    for chosen in (mode, str(config.algorithm.adv_estimator)):
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    loss, estimator = str(actor.policy_loss.loss_mode), str(algorithm.adv_estimator)
+    for chosen in (loss, estimator):
         if chosen.startswith(PREFIX):
-            objective_for(chosen.removeprefix(PREFIX), host="verl", streams=1)
-    if not mode.startswith(PREFIX):
+            _objective(chosen.removeprefix(PREFIX))
+    if loss.startswith(PREFIX):
+        name = loss.removeprefix(PREFIX)
+        objective = _objective(name)
+        _require_aggregate(name, objective, str(actor.loss_agg_mode))
+        _require_bypass(name, objective, algorithm)
+        _require_own_settings(config, loss, objective)
+    if estimator.startswith(PREFIX) and algorithm.get("norm_adv_by_std_in_grpo", True) is False:
+        raise NotServable(
+            f"norm_adv_by_std_in_grpo is not read by {estimator}: use dr-grpo or rec-oneside-nois instead"
+        )
+    _require_trainer(config)
+
+
+def _require_own_settings(config: Any, loss: str, objective: Objective) -> None:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.get("rollout", None) or {}
+    correction = config.algorithm.get("rollout_correction", None) or {}
+    if correction.get("rollout_is", None) or correction.get("rollout_rs", None):
+        raise NotServable(CORRECTION)
+    if changed := [name for name in CLIPS if actor.get(name, 0.2) not in (0.2, None)]:
+        raise NotServable(f"{', '.join(changed)}: {loss} has the clip of its preset; leave it out")
+    if Need.BEHAVIOR not in objective.needs:
         return
-    name = mode.removeprefix(PREFIX)
-    objective = objective_for(name, host="verl", streams=1)
-    _require_aggregate(name, objective, str(actor.loss_agg_mode))
-    _require_bypass(name, objective, config.algorithm)
-    if Need.BEHAVIOR in objective.needs and not config.trainer.get("use_v1", True):
-        raise NotServable(f"verl's old trainer replaces loss_mode in bypass mode: write trainer.use_v1=True for {mode}")
+    if rollout.get("calculate_log_probs", True) is False:
+        raise NotServable(f"{loss} needs the log-probs of the policy that generated: write {BYPASS}")
+    if not config.trainer.get("use_v1", True):
+        raise NotServable(f"verl's old trainer replaces loss_mode in bypass mode: write trainer.use_v1=True for {loss}")
+
+
+def _require_trainer(config: Any) -> None:
+    """Refuse a run directory that no trainer would write, and a trainer that is not registered."""
+    mode = str((config.trainer.get("v1", None) or {}).get("trainer_mode", ""))
+    ours = config.get("offbeat", None) or {}
+    if unknown := [name for name in ours if name != "out"]:
+        raise NotServable(f"offbeat.{unknown[0]} is not a setting; write +offbeat.out=DIRECTORY")
+    modes = ", ".join(PREFIX + one for one in TRAINERS)
+    if ours and not mode.startswith(PREFIX):
+        raise NotServable(f"offbeat.out is written by our trainers: write trainer.v1.trainer_mode, one of {modes}")
+    if mode.startswith(PREFIX):
+        if mode.removeprefix(PREFIX) not in TRAINERS:
+            raise NotServable(f"{mode} is not a trainer; {suggest_nearest(mode, [PREFIX + one for one in TRAINERS])}")
+        if EXTERNAL not in os.environ.get("VERL_USE_EXTERNAL_MODULES", ""):
+            raise NotServable(f"{mode} is registered by a module of ours: set VERL_USE_EXTERNAL_MODULES={EXTERNAL}")
 
 
 def register() -> None:

@@ -9,6 +9,7 @@ needs log-probs of the trainer's policy, which verl computes without bypass mode
 without lag.
 """
 
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -19,23 +20,29 @@ from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
 
 from offbeat.inside.books import Books
 from offbeat.inside.rows import HostRow
+from offbeat.inside.verl import TRAINERS
 from offbeat.objective.measures import ForwardPass, Rows, WholeGroups, measure
+from offbeat.run.directory import RunDirectory
+from offbeat.types import Json
 
-MODES: Final = ("sync", "colocate_async", "separate_async")
 FIELDS: Final = ("prompts", "responses", "response_mask", "rollout_log_probs", "old_log_probs", "rm_scores", "uid")
 SHOWN: Final = ("lag", "drift_tv_token", "drift_kl_token", "ess", "ratio_tail_share", "predicted_gain")
 
 
-def open_books(config: Any) -> Books:
-    """Open the run directory that `+offbeat.out=…` names, or one beside verl's checkpoints."""
+def open_books(config: Any, done: int) -> Books:
+    """Open the run directory that `+offbeat.out=…` names, or one beside verl's checkpoints, after `done` steps."""
     out = OmegaConf.select(config, "offbeat.out") or f"{config.trainer.default_local_dir}/offbeat"
-    return Books(out, host="verl")
+    directory = RunDirectory(Path(out))
+    state: dict[str, Json] | None = None
+    if done and directory.events.exists():  # verl has resumed from a checkpoint of its own
+        state = {"run": directory.name, "uses": [], "groups": 0}
+    return Books(out, host="verl", state=state, step=done)
 
 
 class WithBooks:
     """Mixed into a trainer of verl: writes what it trains on to an experience log."""
 
-    books: Books
+    books: Books | None
     config: Any
     global_steps: int
 
@@ -44,10 +51,11 @@ class WithBooks:
         mode = str(config.trainer.v1.trainer_mode)
         OmegaConf.update(config, "trainer.v1.trainer_mode", mode.removeprefix("offbeat/"))
         super().__init__(config)  # type: ignore[call-arg]  # the trainer of verl behind this class
-        self.books = open_books(config)
+        self.books: Books | None = None
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        self.books = self.books or open_books(self.config, self.global_steps - 1)
         kept = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         keys, tags = [batch.keys[row] for row in kept], [batch.tags[row] for row in kept]
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(FIELDS))
@@ -130,5 +138,5 @@ def figures(data: Any, groups: list[list[int]], tags: list[dict[str, Any]], *, k
     return measure([part], whole, gated=False)
 
 
-for _mode in MODES:
+for _mode in TRAINERS:
     register_trainer(f"offbeat/{_mode}")(type(f"WithBooks_{_mode}", (WithBooks, get_trainer_cls(_mode)), {}))
