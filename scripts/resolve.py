@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NETWORK: Final = ("PIP_CERT", "PIP_CLIENT_CERT", "PIP_PROXY", "PIP_DEFAULT_TIMEOUT", "PIP_CACHE_DIR")
 """Settings of pip that say how it reaches the index, and not what it finds there."""
 SHOWN: Final = ("torch", "triton", "vllm", "transformers")
+HOSTS: Final = ("trl", "verl", "trinity-rft")
+"""Trainers beside which the pages docs/how-to/inside-*.md install offbeat, each at its newest release."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Resolved:
     """By normalized name, without offbeat itself. Empty if it does not resolve."""
     seconds: float
     error: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Where pip would get each package."""
 
     def __str__(self) -> str:
         if self.error:
@@ -93,14 +97,25 @@ def resolve(pip: Path, arguments: Sequence[str], environment: Mapping[str, str])
         )
         installed = json.loads(report.read_text(encoding="utf-8"))["install"] if done.returncode == 0 else []
     found = {normalized(one["metadata"]["name"]): one["metadata"]["version"] for one in installed}
+    files = {normalized(one["metadata"]["name"]): one["download_info"]["url"] for one in installed}
     found.pop("offbeat", None)
     error = "" if done.returncode == 0 else done.stderr.strip()[-2000:] or f"pip ended with {done.returncode}"
-    return Resolved(shlex.join(["pip", "install", *arguments]), found, time.monotonic() - started, error)
+    return Resolved(shlex.join(["pip", "install", *arguments]), found, time.monotonic() - started, error, files)
+
+
+def beside(host: str) -> str:
+    """Return the command of the pages about other trainers, with the trainer itself.
+
+    >>> beside("trl")
+    "pip install '.[log]' trl"
+    """
+    return f"pip install '.[log]' {host}"
 
 
 def resolve_readme(python: str) -> list[Resolved]:
-    """Resolve every install command of README.md at once; the time is that of the network."""
+    """Resolve the install commands of README.md and of other trainers at once; the time is that of the network."""
     commands = readme_commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    commands += [beside(host) for host in HOSTS]
     environment = public_index(os.environ)
     with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(max(1, len(commands))) as pool:
         pip = make_pip(Path(place), python, environment)
@@ -113,8 +128,7 @@ if __name__ == "__main__":
     found = resolve_readme(parser.parse_args().python)
     print(*found, sep="\n")
     if any(one.error for one in found):
-        sys.exit(
-            "README.md has an install command that does not resolve; `python scripts/lock.py` locks versions again"
-        )
+        sys.exit("an install command does not resolve; for README.md's, `python scripts/lock.py` locks versions again")
+    found = found[: -len(HOSTS)]
     if len(found) - sum("vllm" in one.versions for one in found) in (0, len(found)):
         sys.exit("README.md needs two `pip install` lines in a Bash block: for a GPU, with vllm, and for a CPU")

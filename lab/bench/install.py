@@ -2,6 +2,11 @@
 
     python -m lab.bench.install resolve            README's commands on each Python, with the public index and with the
                                                    settings of this machine: rows door.1.resolve-*; 5 to 20 minutes
+    python -m lab.bench.install hosts              `.[log]` beside TRL, verl and Trinity-RFT at their newest releases:
+                                                   rows inside.1.*; minutes
+    python -m lab.bench.install torch PLACE        offbeat without extras beside the oldest and the newest torch, in
+                                                   environments in PLACE, and the tests of the mathematics with each:
+                                                   rows inside.1.torch-*; 10 minutes, 5 GB
     python -m lab.bench.install wheel              wheel and sdist of a clean clone, each in an empty environment: row
                                                    door.1.wheel; 2 minutes
     python -m lab.bench.install gpu-stack PLACE    README's command for GPUs, really installed into PLACE: row
@@ -27,12 +32,17 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
+from urllib.request import Request, urlopen
 
 from lab.figures import ROOT, Figure, command_parser, machine, record
-from scripts.resolve import Resolved, make_pip, public_index, readme_commands, resolve
+from scripts.resolve import HOSTS, Resolved, beside, make_pip, public_index, readme_commands, resolve
 
 PYTHONS: Final = ("3.11", "3.13")
 """The first and the last that are supported."""
+TORCH: Final = ("2.7", "2.13")
+"""The ends of the range that the mathematics takes."""
+LAB_TEST: Final = "--ignore=tests/objective/test_measured.py"
+"""It reads rows of the lab, which needs more than torch."""
 ANY_USE: Final = ".[train,vllm,lora,ray,math,report,docs,tensorboard,wandb,trackio,mlflow,dev]"
 """What the tests need, installed after README's command was measured."""
 RANDOM_MODEL: Final = (
@@ -67,6 +77,76 @@ def resolve_all() -> bool:
         _resolved("door.1.resolve-cpu", cpu, dict(zip(names, found[: len(PYTHONS) + 1], strict=True))),
         _resolved("door.1.resolve-gpu", gpu, dict(zip(names, found[len(PYTHONS) + 1 :], strict=False))),
     )
+
+
+def hosts() -> bool:
+    """Rows inside.1.trl, inside.1.verl, inside.1.trinity: what `.[log]` adds beside each trainer."""
+    public = public_index(os.environ)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(3) as pool:
+        pip = make_pip(Path(folder), _find_python(PYTHONS[0]), public)
+        asked = [line for host in HOSTS for line in (f"pip install {host}", beside(host))]
+        found = list(pool.map(lambda line: resolve(pip, shlex.split(line)[2:], public), asked))
+    return record(*(_added(host, *found[2 * i : 2 * i + 2]) for i, host in enumerate(HOSTS)))
+
+
+def _added(host: str, alone: Resolved, beside_it: Resolved) -> Figure:
+    added = sorted(beside_it.versions.keys() - alone.versions.keys())
+    changed = [name for name, version in alone.versions.items() if beside_it.versions.get(name) != version]
+    size = sum(_size(beside_it.files[name]) for name in added)
+    held = not beside_it.error and not changed and "torch" not in added
+    told = f"{host} {beside_it.versions.get(host, '?')}, {len(alone.versions)} packages; added: {', '.join(added)}"
+    return Figure(
+        f"inside.1.{host.partition('-')[0]}",
+        f"`{beside(host)}` resolves from the public package index, and changes no package of {host}",
+        "0 changed, no torch added",
+        f"{len(changed)} changed, {len(added)} added, {size / 1e6:.0f} MB",
+        "packages",
+        held,
+        1,
+        f"pip's own resolver, no configuration file, dry run; {told}; {beside_it.error[-300:]}",
+    )
+
+
+def torch_ends(place: Path) -> bool:
+    """Rows inside.1.torch-2.7, inside.1.torch-2.13."""
+    return record(*(_with_torch(place / version, version) for version in TORCH))
+
+
+def _with_torch(place: Path, version: str) -> Figure:
+    if not (place / "bin" / "pytest").exists():
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        tests = ["pytest", "pytest-xdist", "hypothesis"]
+        subprocess.run([place / "bin" / "pip", "install", "-q", f"torch=={version}.*", str(ROOT), *tests], check=True)
+    with tempfile.TemporaryDirectory() as clone:
+        subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+        # The tests are those of the clone, the code is what is installed: no transformers, no pyarrow, no scipy.
+        options = ["-q", "-p", "no:cacheprovider", "-o", "testpaths=", "-W", "default"]
+        command = [str(place / "bin" / "python"), "-P", "-m", "pytest", *options, "tests/objective", LAB_TEST]
+        done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
+    told = subprocess.run([place / "bin" / "pip", "list"], capture_output=True, text=True).stdout
+    found = dict(line.split()[:2] for line in told.splitlines() if len(line.split()) >= 2)
+    passed, failed = (
+        sum(map(int, re.findall(rf"(\d+) {word}", done.stdout.strip().splitlines()[-1])))
+        for word in ("passed", "failed")
+    )
+    print(done.stdout[-2000:])
+    absent = [name for name in ("transformers", "pyarrow", "pylance", "datasets") if name not in found]
+    return Figure(
+        f"inside.1.torch-{version}",
+        "tests of the mathematics with offbeat without extras, and torch",
+        "0 failed",
+        f"{passed} passed, {failed} failed",
+        "tests",
+        done.returncode == 0 and passed > 100,
+        passed + failed,
+        f"torch {found.get('torch')}, numpy {found.get('numpy')}; not installed: {', '.join(absent)}",
+    )
+
+
+def _size(url: str) -> int:
+    """Return the bytes of a file of the index, without downloading it."""
+    with urlopen(Request(url, method="HEAD")) as answer:
+        return int(answer.headers["Content-Length"])
 
 
 def _resolved(row: str, line: str, found: Mapping[str, Resolved]) -> Figure:
@@ -194,18 +274,25 @@ def _run(place: Path, cwd: str | Path, *command: str) -> "subprocess.CompletedPr
     return done
 
 
-PLACED: Final = {"gpu-stack": gpu_stack, "look-gpu-stack": look_gpu_stack, "try-gpu-stack": try_gpu_stack}
+PLACED: Final = {
+    "torch": torch_ends,
+    "gpu-stack": gpu_stack,
+    "look-gpu-stack": look_gpu_stack,
+    "try-gpu-stack": try_gpu_stack,
+}
 """What needs the directory of an environment."""
 
 
 def main() -> bool:
     """Measure what the command line asks for."""
     parser = command_parser(__doc__)
-    parser.add_argument("figure", choices=["resolve", "wheel", *PLACED])
-    parser.add_argument("place", nargs="?", type=Path, help="for the three about the GPU stack: the new environment")
+    parser.add_argument("figure", choices=["resolve", "hosts", "wheel", *PLACED])
+    parser.add_argument(
+        "place", nargs="?", type=Path, help="for those about torch and the GPU stack: the new environment"
+    )
     args = parser.parse_args()
     if args.figure not in PLACED:
-        return {"resolve": resolve_all, "wheel": wheel}[args.figure]()
+        return {"resolve": resolve_all, "hosts": hosts, "wheel": wheel}[args.figure]()
     if args.place is None:
         parser.error(f"{args.figure} needs the directory of the new environment")
     return PLACED[args.figure](args.place.absolute())

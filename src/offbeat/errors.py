@@ -231,6 +231,10 @@ class ActorSilent(OffbeatError, RuntimeError):
     """A Ray actor sends no heartbeat."""
 
 
+class NotServable(OffbeatError, ValueError):
+    """A preset or a setting that cannot run inside another trainer, with the reason."""
+
+
 class RunError(OffbeatError, RuntimeError):
     """A run directory cannot be used as asked."""
 

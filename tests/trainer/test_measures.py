@@ -8,8 +8,9 @@ import pytest
 import torch
 from small import a_llama, a_trainer, close_to, some_groups
 
+from offbeat.objective.measures import ForwardPass
 from offbeat.objective.spec import Objective
-from offbeat.trainer.batch import ForwardPass, assemble_batch, build_micro_batch, plan_micro_batches, to_tensors
+from offbeat.trainer.batch import assemble_batch, build_micro_batch, plan_micro_batches, to_tensors
 from offbeat.trainer.forward import PolicyModel
 from offbeat.trainer.fsdp import Ranks
 from offbeat.trainer.measures import Measures, _credit_figures, measure

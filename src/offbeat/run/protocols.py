@@ -9,8 +9,9 @@ from offbeat.experience.index import Columns
 from offbeat.experience.ledger import Ledger, LedgerEvent
 from offbeat.experience.sampler import Draw
 from offbeat.experience.schema import Snapshot
+from offbeat.run.journal import rewards_by_version
 from offbeat.trainer.trainer import RefusedBatch, Trained
-from offbeat.types import Group, Json, Score, StepContext
+from offbeat.types import Group, Json, StepContext
 
 REPAIRED: Final = "repaired"
 """The entry of a restored state with the fields of a `weights repaired` event; not in a checkpoint."""
@@ -132,14 +133,9 @@ class StepOutcome:
 
     def rewards_by_version(self) -> dict[str, Json]:
         """Map each oldest version of fresh groups to their mean reward and number, to show later what was gained."""
-        found: dict[int, list[float]] = {}
-        for group, replayed in zip(self.groups, self.draw.replayed, strict=True):
-            if replayed:
-                continue
-            rewards = [one.score.reward for one in group.completions if isinstance(one.score, Score)]
-            if (version := group.oldest_version) is not None and rewards:
-                found.setdefault(version, []).append(sum(rewards) / len(rewards))
-        return {str(version): [sum(means) / len(means), len(means)] for version, means in sorted(found.items())}
+        return rewards_by_version(
+            [group for group, replayed in zip(self.groups, self.draw.replayed, strict=True) if not replayed]
+        )
 
 
 @dataclass

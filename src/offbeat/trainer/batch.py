@@ -26,7 +26,7 @@ micro-batch, T tokens of its longest completion.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -37,6 +37,7 @@ from torch import Tensor
 from offbeat.errors import PackingError
 from offbeat.objective.credit import Credit, assign_credit
 from offbeat.objective.losses import Counts
+from offbeat.objective.measures import NO_LAG, Rows
 from offbeat.objective.spec import Advantage, CutOff, Need, Objective
 from offbeat.seeds import derive
 from offbeat.types import (
@@ -51,8 +52,6 @@ from offbeat.types import (
     outside_vocabulary,
 )
 
-NO_LAG: Final = -1
-"""The lag of tokens that no earlier version of this policy wrote: by another model, a person, or a later version."""
 PROMPT: Final = 0
 PADDING: Final = -1
 BLOCK: Final = 128
@@ -342,37 +341,12 @@ def build_micro_batch(plan: MicroBatchPlan, groups: Sequence[Group]) -> MicroBat
     return MicroBatch(plan, token_ids, position_ids, segment_ids, np.concatenate(predictors), targets, present)
 
 
-@dataclass(frozen=True)
-class ForwardPass:
-    """What one update's forward pass computed for a micro-batch."""
-
-    policy_NT: Tensor
-    entropies_NT: Tensor
-    passed_NT: Tensor
-    """Tokens that gate and rejection let through."""
-
-
-@dataclass
-class MicroBatchTensors:
-    """A micro-batch on the model's device: the inputs of the loss, and the results of the passes made so far."""
+@dataclass(kw_only=True)
+class MicroBatchTensors(Rows):
+    """A micro-batch on the model's device."""
 
     micro: MicroBatch
     present_NT: Tensor
-    mask_NT: Tensor
-    """Tokens to train on."""
-    behavior_NT: Tensor
-    """NaN where unknown."""
-    lags_NT: Tensor
-    """k − version, or `NO_LAG`."""
-    published_NT: Tensor
-    """Fresh tokens that the version published last wrote."""
-    advantages_N: Tensor
-    weights_N: Tensor
-    flat_indices_N: Tensor
-    """Each completion's index in a flattened [B · G]."""
-    reference_NT: Tensor | None = None
-    passes: list[ForwardPass] = field(default_factory=list)
-    """One per update. The first update starts from the proximal policy."""
 
     def pad(self, flat: Tensor) -> Tensor:
         """Pad one value per completion token to [N, T] with 0. Gradients flow through."""

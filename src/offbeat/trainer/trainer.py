@@ -23,10 +23,10 @@ from offbeat.errors import NoGradient
 from offbeat.objective.gates import gate_batch
 from offbeat.objective.logprobs import TokenStats
 from offbeat.objective.losses import Loss, Streams, log_ratios, policy_loss
+from offbeat.objective.measures import ForwardPass
 from offbeat.objective.spec import Need, NoGate, Objective
 from offbeat.trainer.batch import (
     Batch,
-    ForwardPass,
     MicroBatch,
     MicroBatchTensors,
     assemble_batch,
@@ -305,7 +305,7 @@ def _loss_streams(part: MicroBatchTensors, policy_NT: Tensor) -> Streams:
     return Streams(
         policy_NT=policy_NT,
         behavior_NT=part.behavior_NT,
-        proximal_NT=part.passes[0].policy_NT if part.passes else policy_NT.detach(),
+        proximal_NT=part.proximal_NT if part.passes else policy_NT.detach(),
         reference_NT=UNKNOWN if part.reference_NT is None else part.reference_NT,
         advantages_N=part.advantages_N,
         weights_N=part.weights_N,
