@@ -307,7 +307,8 @@ def figures(short: bool) -> Iterator[Figure]:
         worst = max([worst, *(abs(one - two) / one for one, two in pairs)])
         ledgers += [ledger, other]
     what = "gradient norms on two gloo processes against one, scripted answers, red-weight-adaptive"
-    note = f"groups of 8 with 8 rows a process; ledgers {'; '.join(dict.fromkeys(ledgers))}; {release}"
+    compared = "two whole groups a process and step; with replay only the first step, before anything is replayed"
+    note = f"{compared}; ledgers {'; '.join(dict.fromkeys(ledgers))}; {release}"
     held = worst <= 1e-5 and all("+ 0 waiting" in one for one in ledgers)
     yield Figure("inside.2.ranks", what, "<= 1e-5", float(f"{worst:.1e}"), "relative", held, 4, note)
     both = [(async_gradient(None, seed), async_gradient("rec-oneside-is", seed)) for seed in seeds]
