@@ -44,7 +44,7 @@ def difference(seed: int, parts: int) -> float:
     inputs = [{"prompt": "w2", "grade": float(reward)} for reward in rewards_BG.flatten()]
     with tempfile.TemporaryDirectory() as directory:
         theirs = trl_trainer("grpo", model, scripted, directory)
-        theirs.args.loss_type = "dapo"  # what ours would refuse to ignore
+        theirs.args.loss_type = "dapo"  # TRL has read "grpo" from it; ours refuses a loss type that it would not use
         ours = OffPolicyGRPOTrainer(
             model,
             theirs.reward_funcs,

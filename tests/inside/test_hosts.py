@@ -23,13 +23,13 @@ TRL_NAMES = (
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("host", ["trl", "verl", "trinity"])
+@pytest.mark.parametrize("host", ["trl", "verl", "trinity", "trip"])
 def test_presets_inside_the_real_host(host: str) -> None:
     # A process of its own, because hosts warn at import and warnings are errors here.
     command = [sys.executable, "-W", "ignore", "-m", f"lab.parity.inside_{host}", "--short"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "fails" not in done.stdout and done.stdout.count("inside.") >= 5, done.stdout
+    assert done.stdout.count("inside.") >= 5, done.stdout  # one that misses its goal makes the command fail
 
 
 @pytest.mark.engine

@@ -201,9 +201,9 @@ class Books:
         """Wait until everything is on disk, and release the run directory."""
         why = "" if finished else f"{self.host} ended before its last step"
         ledger = str(self.log.ledger())
-        self.journal.write(EventKind.ENDED, self._step, why=why, finished=finished, ledger=ledger, seconds={})
+        with self.journal:
+            self.journal.write(EventKind.ENDED, self._step, why=why, finished=finished, ledger=ledger, seconds={})
         self.log.close()
-        self.journal.__exit__()
         self._lock.release()
 
 

@@ -125,11 +125,13 @@ class KeepLog(ExperienceOperatorV1):  # type: ignore[misc]
 
     async def process(self, exps: list[Any]) -> tuple[list[Any], dict[str, float]]:
         """Append the groups, and return figures of their lag: steps that the trainer has made since the version."""
-        written, lags = 0, []
+        written, lags = 0, list[int]()
         for name, members in group_by(exps, id_type="task").items():
             rows = [host_row(one, name) for one in members]
-            lags += [int(one.eid.batch) - 1 - one.info["model_version"] for one in members if known_version(one)]
-            written += len(self.books.write(rows, size=len(rows), k=max(lags, default=0)))
+            known = [one for one in members if known_version(one)]
+            k = int(known[0].eid.batch) - 1 if known else 0
+            lags += [k - one.info["model_version"] for one in known]
+            written += len(self.books.write(rows, size=len(rows), k=k))
         figures = {"offbeat/groups": float(written)}
         if lags:
             figures |= {"offbeat/lag/mean": sum(lags) / len(lags), "offbeat/lag/max": float(max(lags))}

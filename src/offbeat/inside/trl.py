@@ -1,6 +1,6 @@
 """TRL: `OffPolicyGRPOTrainer`, its `GRPOTrainer` with our objectives, a sync period, replay, a log, and figures by lag.
 
-TRL generates, scores, pads, splits and steps as always. Changed are four of its methods:
+TRL generates, scores, pads, splits and steps as always. Changed are these methods:
 
     _generate                            with the weights of the last sync, recording their log-probs
     _generate_and_score_completions      credit of whole groups; groups to the log, past groups into the batch
@@ -51,8 +51,6 @@ PIXELS: Final = (
     "pixel_values", "image_grid_thw", "num_images", "num_tiles", "pixel_attention_mask", "spatial_shapes",
     "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
-
-
 TRL_NAMES: Final = {"entropy": "entropy", "reference_kl": "kl"}
 """Figures that TRL has with the same formula."""
 BY_LAG: Final = {"drift_tv_token", "ess", "gate_stopped_up", "gate_stopped_down"}
@@ -246,10 +244,10 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Return TRL's batch, past groups after the fresh ones, with our credit for every row."""
         training, gather, step = self.model.training, self.accelerator.gather, int(self.state.global_step)
-        self._generated_at = step if training else self._generated_at
         size = self.num_generations if training else self.num_generations_eval
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         if training:
+            self._generated_at = step
             self._open_books()
         past = self._draw(len(inputs)) if training and self.replay_share else []
         mine = past[rank * len(past) // ranks : (rank + 1) * len(past) // ranks]

@@ -6,12 +6,12 @@ After `pip install` beside verl these names exist in the driver and in every wor
     algorithm.adv_estimator=offbeat/rec-oneside-nois
 
 verl passes its loss one stream of log-probs beside the policy's, `old_log_prob`. With bypass mode these are the
-behavior policy's, which every gate needs under lag; without it they are recomputed. What cannot work is refused before
+behavior policy's, with which a gate compares; without it they are recomputed. What cannot work is refused before
 anything starts, with the line to write.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -38,8 +38,6 @@ AGGREGATES: Final = {
 """verl's name of each aggregate."""
 EXTERNAL: Final = "offbeat.inside.verl_trainer"
 BYPASS: Final = "algorithm.rollout_correction.bypass_mode=true actor_rollout_ref.rollout.calculate_log_probs=true"
-
-
 CORRECTION: Final = (
     "algorithm.rollout_correction.rollout_is and rollout_rs change verl's own losses, and a preset has weights of its "
     "own: leave them out"
@@ -108,14 +106,14 @@ def estimator_for(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
         if index is None:
             raise NotServable(f"{PREFIX}{name} compares the completions of a prompt, and this batch has no uid")
         mask_NT = response_mask.bool()
-        group_N, place_N, size = _places(index)[1:]
-        shape = (int(group_N.max()) + 1, size)
+        uids, group_N, place_N, size = _places(index)
+        shape = (len(uids), size)
         rewards_BG, scored_BG = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.bool)
         lengths_BG = torch.zeros(shape, dtype=torch.int64)
         rewards_BG[group_N, place_N] = token_level_rewards.sum(-1).double().cpu()
         scored_BG[group_N, place_N] = True
         lengths_BG[group_N, place_N] = mask_NT.sum(-1).cpu()
-        seeds = [derive(0, "red-drop", str(uid)) for uid in dict.fromkeys(index.tolist())]
+        seeds = [derive(0, "red-drop", str(uid)) for uid in uids]
         truncated_BG = torch.zeros_like(scored_BG)
         credit = assign_credit(
             objective, rewards_BG, scored_BG, lengths_BG, group_seeds=seeds, truncated_BG=truncated_BG
@@ -129,11 +127,21 @@ def estimator_for(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return estimator
 
 
+def by_uid(uids: Iterable[Any]) -> dict[Any, list[int]]:
+    """Return the rows of each prompt, in the order of the batch.
+
+    >>> by_uid(["a", "b", "a"])
+    {'a': [0, 2], 'b': [1]}
+    """
+    found: dict[Any, list[int]] = {}
+    for row, uid in enumerate(uids):
+        found.setdefault(uid, []).append(row)
+    return found
+
+
 def _places(index: NDArray[Any]) -> tuple[list[Any], Tensor, Tensor, int]:
     """Return the uids, each row's group and its place in it, and the size of the largest group."""
-    groups: dict[Any, list[int]] = {}
-    for row, uid in enumerate(index.tolist()):
-        groups.setdefault(uid, []).append(row)
+    groups = by_uid(index.tolist())
     group_N, place_N = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
     for number, rows in enumerate(groups.values()):
         group_N[rows], place_N[rows] = number, np.arange(len(rows))

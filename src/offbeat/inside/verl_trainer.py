@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
 
 from offbeat.inside.books import Books
 from offbeat.inside.rows import HostRow
-from offbeat.inside.verl import TRAINERS
+from offbeat.inside.verl import TRAINERS, by_uid
 from offbeat.objective.measures import ForwardPass, Rows, WholeGroups, measure
 from offbeat.run.directory import RunDirectory
 from offbeat.types import Json
@@ -61,8 +61,7 @@ class WithBooks:
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(FIELDS))
         k, bypass = self.global_steps - 1, OmegaConf.select(self.config, "algorithm.rollout_correction.bypass_mode")
         rows = host_rows(data, keys, tags, step=self.global_steps)
-        uids = [str(uid) for uid in data["uid"]]
-        groups = [one for _, one in sorted(by_uid(uids).items())]
+        groups = list(by_uid(data["uid"]).values())
         written = [group for one in groups for group in self.books.write([rows[i] for i in one], size=len(one), k=k)]
         metrics["offbeat/groups"] = float(len(written))
         found = None if bypass else figures(data, groups, tags, k=k)
@@ -75,18 +74,6 @@ class WithBooks:
         epochs = int(OmegaConf.select(self.config, "actor_rollout_ref.actor.ppo_epochs") or 1)
         self.books.trained(written, found, shown, step=self.global_steps, updates=epochs)
         return batch
-
-
-def by_uid(uids: list[str]) -> dict[str, list[int]]:
-    """Return the rows of each prompt.
-
-    >>> by_uid(["a", "b", "a"])
-    {'a': [0, 2], 'b': [1]}
-    """
-    found: dict[str, list[int]] = {}
-    for row, uid in enumerate(uids):
-        found.setdefault(uid, []).append(row)
-    return found
 
 
 def host_rows(data: Any, keys: list[str], tags: list[dict[str, Any]], *, step: int) -> list[HostRow]:
