@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,7 @@ def through_the_queue() -> dict[str, Any]:
     from omegaconf import OmegaConf
     from tensordict import NonTensorStack, TensorDict
     from verl.trainer.ppo.v1 import get_trainer_cls
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     from offbeat.experience.reader import LogReader
     from offbeat.inside.books import Books
@@ -275,8 +277,10 @@ def through_the_queue() -> dict[str, Any]:
     metrics: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as place:
         trainer.books = Books(place, host="verl")
-        trainer._compute_advantage(meta, metrics)
-        trainer.books.close()
+        PPOTrainer.fit = lambda self, _: self._compute_advantage(meta, metrics)  # without workers there is no more
+        trainer.fit(None)
+        ended = [one for one in map(json.loads, (Path(place) / "events.jsonl").open()) if one["kind"] == "ended"]
+        assert [one["finished"] for one in ended] == [True], ended
         groups = list(LogReader.open(f"{place}/experience").groups())
     tq.close()
     ray.shutdown()

@@ -53,6 +53,16 @@ class WithBooks:
         super().__init__(config)  # type: ignore[call-arg]  # the trainer of verl behind this class
         self.books: Books | None = None
 
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train as the trainer behind this class does, and close the run directory, with an error as unfinished."""
+        finished = False
+        try:
+            super().fit(agent_loop_manager)  # type: ignore[misc]
+            finished = True
+        finally:
+            if self.books is not None:
+                self.books.close(finished)
+
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         self.books = self.books or open_books(self.config, self.global_steps - 1)
