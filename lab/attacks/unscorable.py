@@ -92,7 +92,7 @@ def answers(short: bool) -> bool:
     found = [entry for kind, texts in chosen.items() for entry in graded(kind, texts)]
     ends = Counter(map(ending, found))
     slow = [entry for entry in found if spent(entry) > MOST_CPU]
-    by_grader = [entry for entry in found if isinstance(entry.outcome, Unscorable)]
+    by_grader = [one for one in found if isinstance(one.outcome, Unscorable) and one.outcome.blame == "grader"]
     rewarded = [entry for entry in found if isinstance(entry.outcome, Score) and entry.outcome.reward > 0]
     for entry in [*slow, *by_grader][:20]:
         print(f"{spent(entry):.2f} s of CPU: {entry}"[:300])

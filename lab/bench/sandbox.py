@@ -28,7 +28,7 @@ from offbeat.tasks.code_tests import parse
 from offbeat.tasks.python_code import TestVerdict, judge, program_in
 from tests.fixtures.attacks.sandbox_programs import CHEATS, HONEST, Problem
 
-ATTACK_LIMITS = SandboxLimits(seconds=1.5, memory_mb=128, processes=32)
+ATTACK_LIMITS = SandboxLimits(seconds=1.5, memory_mb=128, processes=32, idle_seconds=1.5)
 CORRECT_GOAL = 1_000
 RATE_GOAL = 40.0
 LIMITS_KNOWN = {
@@ -186,7 +186,7 @@ def cheats(short: bool) -> bool:
     rewarded, failed = [], []
     for cheat in chosen:
         try:
-            if verdict(cheat, SandboxLimits(seconds=2.0)).passed:
+            if verdict(cheat, SandboxLimits(seconds=2.0, idle_seconds=2.0)).passed:
                 rewarded.append(cheat.name)
         except SandboxError as error:
             failed.append(f"{cheat.name}: {error}")

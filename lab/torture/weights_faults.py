@@ -83,6 +83,7 @@ def examining(place: str, scenario: Scenario, acknowledged: int) -> Work:
         following = max(versions, default=-1) + 1
         with WeightLog.open(place, anchor_every=scenario.anchor_every, keep=scenario.keep) as log:
             log.publish(following, make_state(following).items())
+            log.drop_superseded()
             left = log.versions()
         with Subscription.open(place, name="examiner") as reader:
             if reader.versions() != left or not all(is_state(dict(reader.fetch(v)), v) for v in left):

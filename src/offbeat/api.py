@@ -150,23 +150,21 @@ def resume(
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
     accept_changes: bool = False,
+    settings: Sequence[str] = (),
+    from_step: int | None = None,
 ) -> Run:
     """Continue a run from its newest checkpoint, up to `steps` if given, and return it. See `train` for `callbacks`.
 
     If the task's data, a reward function or offbeat itself has changed since that checkpoint, it raises `RunError`;
-    with `accept_changes` the run continues and records what changed.
+    with `accept_changes` the run continues and records what changed. Lost checkpoints raise `CheckpointDamaged`.
+    `settings` may change the optimizer, ["optimizer.learning_rate=1e-7"], and `from_step` is the step of an earlier
+    checkpoint.
     """
-    from offbeat.run.directory import require_same_inputs
+    from offbeat.run.directory import prepare_resume
 
     opened = run if isinstance(run, Run) else Run(run)
-    config = opened.config
-    lock = RunLock(opened.directory)  # fails before anything heavy is imported
-    if not accept_changes:
-        try:
-            require_same_inputs(opened.directory, config)
-        except BaseException:
-            lock.release()
-            raise
+    with Working("looking at the newest checkpoint", quiet=not progress, after=TICK):
+        config, lock = prepare_resume(opened.directory, settings, from_step, accept_changes=accept_changes)
     config = config.model_copy(update={"steps": steps}) if steps else config
     return _drive(config, opened.directory, lock, progress, callbacks)
 

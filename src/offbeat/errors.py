@@ -149,7 +149,7 @@ class SandboxMissing(SandboxError):
 
 
 class SandboxStarved(SandboxError):
-    """The machine gave a program too little CPU to be judged, twice. Run fewer things beside it."""
+    """The machine gave a program too little CPU to be judged, three times. Run fewer things beside it."""
 
 
 class PoolError(OffbeatError, RuntimeError):

@@ -1,13 +1,14 @@
 """How good is it? pass@1, pass@k and maj@k with 95 % intervals, from the attempts of a model, a log or a checkpoint.
 
-A completion that could not be scored is neither right nor wrong: it is left out and counted. Intervals are over
-prompts, because two answers to one prompt say less than answers to two prompts. They keep their promise with few
-prompts and with rates near 0 and 1: `rate_interval` is Korn and Graubard's (Survey Methodology 24, 1998). The prompts
-carry as much information as some number of independent right-or-wrong answers, and that number goes into Clopper and
-Pearson's exact interval. It is the number of prompts if the attempts at a prompt agree, and up to the number of
-completions if prompts are equally hard. The percentile bootstrap covers far less than 95 % with 20 prompts, and has no
-width at all if every answer is right. `paired_difference` combines the intervals of two rates on the same prompts
-(Newcombe, Statistics in Medicine 17, 1998).
+A completion that made its own scoring fail is wrong. One that the grader could not score is counted and left out of the
+value; the interval begins where it would with all of them wrong, and ends where it would with all of them right.
+Intervals are over prompts, because two answers to one prompt say less than answers to two prompts. They keep their
+promise with few prompts and with rates near 0 and 1: `rate_interval` is Korn and Graubard's (Survey Methodology 24,
+1998). The prompts carry as much information as some number of independent right-or-wrong answers, and that number goes
+into Clopper and Pearson's exact interval. It is the number of prompts if the attempts at a prompt agree, and up to the
+number of completions if prompts are equally hard. The percentile bootstrap covers far less than 95 % with 20 prompts,
+and has no width at all if every answer is right. `paired_difference` combines the intervals of two rates on the same
+prompts (Newcombe, Statistics in Medicine 17, 1998).
 
 `interval`, `difference` and `mean_curve` are of means over seeds, by Student's t.
 """
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.seeds import derive
+from offbeat.types import Score, Unscorable
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,11 @@ class Attempts:
     slice: str
     """The row of the table it belongs to."""
     rewards: Sequence[float | None]
-    """One per completion; None if it could not be scored."""
+    """One per completion, as `counted` returns it; None if it could not be scored."""
     answers: Sequence[str | None] | None = None
     """Their final answers, for maj@k; an entry is None if the completion has no answer."""
     greedy: float | None = None
-    """The reward of one more completion, generated greedily; None if there is none or it could not be scored."""
+    """The reward of one more completion, generated greedily; None if there is none, NaN if it could not be scored."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,13 @@ class EvaluationRow:
         if self.held_out is None:
             return "prompts; it is not known whether the model was trained on them"
         return "held-out prompts" if self.held_out else "training prompts, because nothing was held out"
+
+
+def counted(score: Score | Unscorable | None) -> float | None:
+    """Return the reward of a completion, -inf if it has none because it made its own scoring fail, or else None."""
+    if isinstance(score, Unscorable):
+        return -math.inf if score.blame == "answer" else None
+    return score.reward if score else None
 
 
 def pass_at_k(scored: int, correct: int, k: int) -> float:
@@ -151,13 +160,41 @@ def evaluate(
         correct_at: A completion with at least this reward counts as correct.
         held_out: Whether the prompts were kept out of training, if that is known.
     """
-    now = [_Measured.of(one, ks, correct_at) for one in attempts]
-    then = [_Measured.of(one, ks, correct_at) for one in before]
-    slices = sorted({one.prompt.slice for one in now})
-    rows = [_row("all", now, then)]
-    if len(slices) > 1:
-        rows += [_row(name, *([m for m in side if m.prompt.slice == name] for side in (now, then))) for name in slices]
-    return [replace(row, held_out=held_out) for row in rows]
+    sides = list(attempts), list(before)
+    known = [r for side in sides for one in side for r in one.rewards if r is not None and math.isfinite(r)]
+    low, high = min(0.0, correct_at - 1, *known), max([correct_at, *known])
+
+    def rows(*fills: float | None) -> list[EvaluationRow]:
+        now, then = (
+            [_Measured.of(_filled(one, by, low), ks, correct_at) for one in side]
+            for side, by in zip(sides, fills, strict=True)
+        )
+        slices = sorted({one.prompt.slice for one in now})
+        found = [_row("all", now, then)]
+        for name in slices if len(slices) > 1 else ():
+            found.append(_row(name, *([m for m in side if m.prompt.slice == name] for side in (now, then))))
+        return [replace(row, held_out=held_out) for row in found]
+
+    return list(map(_widened, rows(None, None), rows(low, high), rows(high, low)))
+
+
+def _filled(prompt: Attempts, by: float | None, low: float) -> Attempts:
+    """Return the attempts with this reward for unscorable ones, and none below the lowest."""
+    greedy = by if prompt.greedy is not None and math.isnan(prompt.greedy) else prompt.greedy
+    return replace(prompt, rewards=[by if one is None else max(one, low) for one in prompt.rewards], greedy=greedy)
+
+
+def _widened(row: EvaluationRow, *ends: EvaluationRow) -> EvaluationRow:
+    """Return a row with intervals that hold those of the others."""
+
+    def widened(part: str) -> dict[str, RateEstimate]:
+        all_ = [getattr(end, part) for end in (row, *ends)]
+        return {
+            name: replace(one, low=min(each[name].low for each in all_), high=max(each[name].high for each in all_))
+            for name, one in getattr(row, part).items()
+        }
+
+    return replace(row, **{part: widened(part) for part in ("estimates", "before", "difference")})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -83,10 +83,10 @@ EVENTS: Final = {
         fields={"why": "how many groups of the log, written after the checkpoint, need not be generated again"},
     ),
     EventKind.CHANGED: EventSpec(
-        "the run continues although what it depends on has changed since its checkpoint, because you accepted that",
+        "the run continues although what it depends on has changed since its checkpoint, because you asked for that",
         "compare results before and after with care",
         trouble=True,
-        fields={"what": "the data of the task, the source of the reward functions, or the version of offbeat"},
+        fields={"what": "task data, source of reward functions, version of offbeat, or settings of [optimizer]"},
     ),
     EventKind.WORKER_JOINED: EventSpec("on Ray: a node offers a slot, and a worker starts on it", fields=_WORKER),
     EventKind.WORKER_READY: EventSpec(
@@ -192,7 +192,7 @@ EVENTS: Final = {
         routine=True,
         fields={
             "versions": "by the version that wrote the completions: how many were scored, and how many failed, by who "
-            "is to blame (answer or grader) and why"
+            "is to blame (answer, grader, or a grader that fails on a right answer) and why"
         },
     ),
     EventKind.NO_GRADIENT: EventSpec(
@@ -230,6 +230,7 @@ EVENTS: Final = {
             "finished": "true if nothing is left to train; false if it was stopped",
             "ledger": "the account of all groups in the log",
             "seconds": "seconds by phase, of this process",
+            "rows": "how many rows each table of the log has: none may be lost",
         },
     ),
 }  # fmt: skip

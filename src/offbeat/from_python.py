@@ -4,12 +4,10 @@ Python objects become text, because other processes and `offbeat resume` cannot 
 table [objective], and a gate, a rule or an engine is a file with its source in the run directory.
 """
 
-import inspect
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from functools import partial
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,7 @@ from offbeat.preflight.forecast import ModelFiles
 from offbeat.run.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from offbeat.tasks.capture import RewardFunction, SourceCapture
+    from offbeat.tasks.capture import RewardFunction
 
 
 def own_settings(
@@ -104,40 +102,25 @@ def _described(value: object, refer: Callable[[object], str]) -> Any:
 
 def _write_part(folder: Path, part: object) -> str:
     """Write the source of a part of your own into a file of the folder, and return its reference."""
-    from offbeat.tasks.capture import SourceCapture
+    from offbeat.tasks.capture import SourceCapture, open_private, refuse_secrets, require_same
 
+    if getattr(part, "__name__", "") == "<lambda>" or not (callable(part) or is_dataclass(part)):
+        what = "a lambda" if callable(part) else f"{part!r:.80}"
+        kinds = "a function made with `def`, a class, a dataclass or a partial of one"
+        raise ConfigError([f"{what} cannot be recorded: give {kinds}"])
     source = SourceCapture(_values={})
     try:
-        expression = _expression(source, part)
+        name = source.use(part, "part")
+        text = str(source).lstrip() + "\n"
+        refuse_secrets(text)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / f"part_{len(list(folder.iterdir()))}.py"
+        with open_private(path) as file:
+            file.write(text)
+        require_same(path, name, part)
     except TaskError as error:
         raise ConfigError([str(error)]) from None
-    name = expression if expression.isidentifier() else "part"
-    text = str(source).lstrip() + ("" if name == expression else f"\n\n\npart = {expression}") + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"part_{len(list(folder.iterdir()))}.py"
-    path.write_text(text, encoding="utf-8")
     return f"{path}:{name}"
-
-
-def _expression(source: "SourceCapture", part: object) -> str:
-    """Return the Python expression that makes a part again: its name, or a call with plain values."""
-    if isinstance(part, partial):
-        source.use(partial)
-        values = [_expression(source, part.func), *map(repr, part.args), *_arguments(part.keywords)]
-        return f"partial({', '.join(values)})"
-    if is_dataclass(part) and not isinstance(part, type):
-        given = {field.name: getattr(part, field.name) for field in fields(part) if field.init}
-        return f"{source.use(type(part))}({', '.join(_arguments(given))})"
-    if inspect.isclass(part) or (inspect.isroutine(part) and part.__name__ != "<lambda>"):
-        return source.use(part)
-    what = "a lambda" if getattr(part, "__name__", "") == "<lambda>" else f"{part!r:.80}"
-    raise ConfigError(
-        [f"{what} cannot be recorded: give a function made with `def`, a class, a dataclass or a partial of one"]
-    )
-
-
-def _arguments(values: Mapping[str, object]) -> list[str]:
-    return [f"{name}={value!r}" for name, value in values.items()]
 
 
 def remove_task(directory: RunDirectory) -> None:

@@ -37,6 +37,7 @@ PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 LONGEST_HEADER: Final = 100 << 20
 """Bytes; the limit of safetensors itself."""
 _MAY_NAME_CODE: Final = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json")
+_GIANTS: Final = re.compile(r'"((?:num|n)_[a-z_]*(?:layer|head|expert)[a-z_]*)": (\d{5,})')  # would be built for ever
 _ADAPTER: Final = "adapter_config.json"
 
 
@@ -55,7 +56,10 @@ def model_problems(directory: Path, *, weights: bool = True) -> list[str]:
     if not (directory / "config.json").is_file():
         return ["there is no config.json; give the directory of a Hugging Face model"]
     try:
-        found = _find_code(directory)
+        if odd := [one.name for one in directory.iterdir() if one.exists() and not (one.is_file() or one.is_dir())]:
+            return [f"{odd[0]} is neither a file nor a directory; remove it"]
+        giants = _GIANTS.findall(json.dumps(read_object(directory / "config.json")))
+        found = _find_code(directory) + [f"config.json says {x} = {n}, more than 9999; correct it" for x, n in giants]
         return found + _find_broken_weights(directory) if weights else found
     except ModelUnreadable as error:
         return [f"{error}; download the model again"]
@@ -70,11 +74,13 @@ def mapped_code(directory: Path) -> list[str]:
 def read_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a model. Raises `ModelUnreadable`."""
     try:
+        if not file.is_file() or file.stat().st_size > LONGEST_HEADER:
+            raise ValueError(f"it is not a regular file of at most {LONGEST_HEADER >> 20} MiB")
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnreadable(f"{file} cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise ModelUnreadable(f"{file} is not a JSON object")
+        raise ModelUnreadable(f"{file} is damaged: it is not a JSON object")
     return found
 
 

@@ -8,18 +8,21 @@
 - The garbage collector, paused for the length of a block that imports large libraries.
 """
 
+import ast
 import gc
 import importlib
 import importlib.util
 import json
 import os
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Final, cast
@@ -243,6 +246,62 @@ def resolve(target: str, options: "dict[str, Json] | None" = None) -> Callable[.
     if not callable(found):
         raise TypeError(f"{target} is {found!r:.80}, not a function")
     return partial(found, **options) if options else found
+
+
+@cache
+def is_installed(file: str) -> bool:
+    """Return True for a file of Python, of offbeat or of an installed package, which is none of your own."""
+    path, kinds = Path(file).resolve(), ("stdlib", "platstdlib", "purelib", "platlib")
+    places = {Path(__file__).resolve().parent, *(Path(sysconfig.get_path(kind)).resolve() for kind in kinds)}
+    packages = {"site-packages", "dist-packages"}.intersection(path.parts)
+    return file.startswith("<frozen ") or bool(packages) or not places.isdisjoint(path.parents)
+
+
+def own_root(module: ModuleType) -> str | None:
+    """Return the directory from which a module of your own is imported; None for installed ones."""
+    file = getattr(module, "__file__", None)
+    if file is None or is_installed(file):
+        return None
+    path = Path(file).resolve()
+    return str(path.parents[module.__name__.count(".") + (path.stem == "__init__")])
+
+
+def own_imports(modules: Mapping[str, str]) -> dict[str, str]:
+    """Return the modules of your own, with their files, that these modules import, at any depth, also in functions."""
+    found, waiting = dict(modules), [*modules]
+    while waiting:
+        home = waiting.pop()
+        package = home if Path(found[home]).stem == "__init__" else home.rpartition(".")[0]
+        for path in _imported_names(found[home], package):
+            for name in accumulate(path.split("."), "{}.{}".format):  # outer packages first
+                if name not in found:
+                    place = _own_place(name)
+                    if not place:
+                        break
+                    if place.endswith(".py"):
+                        found[name] = place
+                        waiting.append(name)
+    return {name: file for name, file in found.items() if name not in modules}
+
+
+def _imported_names(file: str, package: str) -> Iterator[str]:
+    with suppress(OSError, SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse(Path(file).read_bytes())):
+            if isinstance(node, ast.Import):
+                yield from (one.name for one in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+                yield from (".".join(filter(None, [*above, node.module, one.name])) for one in node.names)
+
+
+def _own_place(name: str) -> str:
+    """Return the file or folder of a module of your own; empty for an installed one and for none."""
+    with suppress(Exception):  # it may not exist, and its package may raise anything
+        spec = find_spec(name)
+        if spec and (spec.has_location or spec.submodule_search_locations):
+            place = spec.origin or next(iter(spec.submodule_search_locations or [""]))
+            return "" if is_installed(place) else place
+    return ""
 
 
 @contextmanager

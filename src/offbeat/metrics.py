@@ -117,6 +117,14 @@ _ALL = (
         "the lag does no harm so far",
     ),
     Metric(
+        "drift_step",
+        "mean (1 - π/π_k)₊ over tokens of some groups of the batch, π after all updates of the step",
+        Reduction.TOKEN_MEAN,
+        "total variation between the policies before and after the step, per token; NaN if weights or moments overflow",
+        "one step replaces what the policy does: lower the learning rate",
+        "steps are small",
+    ),
+    Metric(
         "drift_tv_sequence",
         "mean (1 - π_k(y)/α(y))₊",
         Reduction.COMPLETION_MEAN,
@@ -221,6 +229,14 @@ _ALL = (
         "answers that take the grader too long, crash it or make it raise; they get the task's answer_fault",
         "the policy learns to avoid its grader, or the reward function does not expect such answers: look at some",
         "answers can be graded",
+    ),
+    Metric(
+        "right_unscorable_share",
+        "right answers that made their scoring fail / completions generated since the step before",
+        Reduction.SHARE,
+        "right answers on which the reward function fails; they are left out, and not counted as wrong",
+        "the reward function has a bug on right answers, such as log(0): its error is in `offbeat view`",
+        "right answers can be graded",
     ),
     Metric(
         "too_small_share",

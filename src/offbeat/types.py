@@ -4,12 +4,11 @@ The classes freeze their contents and check nothing. The functions at the end sa
 are valid; the experience log applies them when a group is appended, the trainer before it trains on one.
 """
 
-import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from numbers import Real
-from typing import Final, Literal
+from typing import Final, Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,8 +21,14 @@ SHOWN: Final = 7
 """Completions in the text of a group, which has at most ten lines."""
 BY_ANSWER: Final = "by the answer: "
 """Begins the detail of an `Unscorable` that the answer caused: no other answer makes the same grader fail."""
+ON_RIGHT: Final = "on a right answer: "
+"""Begins the detail of an `Unscorable` of a right answer that makes the grader fail."""
 FAULT: Final = "unscorable."
 """Begins the name of the one part of a `Score` that an answer got because it made the scoring fail; then the reason."""
+LARGEST_REWARD: Final = 1e9  # its square, summed over a batch, and its product with any weight fit into float32
+LOWEST_LOGPROB: Final = -1e4  # engines write -9999 for a token that could not be sampled
+REWARD_RULE: Final = f"a reward is a finite number of at most {LARGEST_REWARD:g} in magnitude: correct it, or scale all"
+LOGPROB_RULE: Final = f"a log-prob is finite, at most 0 and at least {LOWEST_LOGPROB:g}: record it as it was sampled"
 
 
 class Unknown(Enum):
@@ -147,9 +152,11 @@ class Unscorable:
     detail: str = ""
 
     @property
-    def blame(self) -> Literal["answer", "grader"]:
-        """Who caused it. It is part of `detail`, so that it survives wherever a score is stored."""
-        return "answer" if self.detail.startswith(BY_ANSWER) else "grader"
+    def blame(self) -> Literal["answer", "grader", "right"]:
+        """Who caused it; "right" for a grader that fails on a right answer. It is part of `detail`, which is stored."""
+        return (
+            "answer" if self.detail.startswith(BY_ANSWER) else "right" if self.detail.startswith(ON_RIGHT) else "grader"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,26 +309,25 @@ def outside_vocabulary(token_ids: NDArray[np.int32], vocab_size: int | None) -> 
 
 
 def invalid_logprobs(logprobs: NDArray[np.float32], *, allow_positive: bool = False) -> NDArray[np.bool_]:
-    """Return a mask that is True where a log-prob is NaN, infinite or above 0.
+    """Return a mask that is True where a log-prob is NaN, below `LOWEST_LOGPROB`, or above 0 by more than rounding.
 
     `allow_positive` accepts log-probs above 0: a step can be computed with them, although no probability has one.
 
-    >>> invalid_logprobs(np.array([-0.5, 0.0, 0.1, np.nan, -np.inf], np.float32)).tolist()
+    >>> invalid_logprobs(np.array([-0.5, 1e-5, 0.1, np.nan, -1e5], np.float32)).tolist()
     [False, False, True, True, True]
     """
-    invalid: NDArray[np.bool_] = ~np.isfinite(logprobs)
-    return invalid if allow_positive else invalid | (logprobs > 0)
+    return ~((logprobs >= LOWEST_LOGPROB) & (logprobs <= (-LOWEST_LOGPROB if allow_positive else 1e-4)))
 
 
-def is_finite_number(value: object) -> bool:
-    """Return True for a real number that a float can hold: the rule for rewards and their parts.
+def is_reward(value: object) -> TypeGuard[float]:
+    """Return True for a real number of at most `LARGEST_REWARD` in magnitude: the rule for rewards and their parts.
 
-    >>> is_finite_number(1), is_finite_number(float("nan")), is_finite_number("1"), is_finite_number(10**400)
-    (True, False, False, False)
+    >>> is_reward(1), is_reward(float("nan")), is_reward("1"), is_reward(-1e200), is_reward(10**400)
+    (True, False, False, False, False)
     """
     if type(value) is float:  # the usual case, without the slow check against abstract classes
-        return math.isfinite(value)
+        return -LARGEST_REWARD <= value <= LARGEST_REWARD
     try:
-        return isinstance(value, Real) and math.isfinite(value)
+        return isinstance(value, Real) and abs(float(value)) <= LARGEST_REWARD
     except OverflowError:  # an integer that no float can hold
         return False

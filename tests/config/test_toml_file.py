@@ -1,5 +1,6 @@
 """The line number of each setting in its file, and how `--set` overrides it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,10 @@ def test_a_later_setting_wins_and_a_wrong_one_is_named(tmp_path: Path) -> None:
     assert load(file, ["steps=6", "steps=7"]).steps == 7
     with pytest.raises(ConfigError, match=r"--set sync: sync = 5 is not a table"):
         load(file, ["sync=5"])
+
+
+def test_a_pipe_or_a_device_is_refused_and_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.toml")
+    for place in (tmp_path / "run.toml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="is not a file"):
+            TomlFile.read(place)

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,12 @@ from offbeat.errors import CannotImport
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.importing.importer import GROUPS_AT_ONCE, ImportTally, import_into, layout_of, read_groups
 from offbeat.experience.importing.layout import RowShape, detect, parse_columns
-from offbeat.experience.importing.records import Records, Row, SourceRecord, UnreadableCell, find_records
+from offbeat.experience.importing.records import Records, Row, SourceRecord, UnreadableCell, find_records, read_score
 from offbeat.experience.importing.rows_out import export, export_rows, exported_group
 from offbeat.experience.importing.shapes import Encoder, ImportDefaults, group_from
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.validation import RefusalReason, ValidationRules
-from offbeat.types import UNKNOWN, Finish, Group, Score
+from offbeat.types import UNKNOWN, Finish, Group, Score, is_reward
 from tests.fixtures.groups import groups as any_groups
 from tests.fixtures.groups import make_group
 
@@ -247,7 +248,6 @@ def test_columns_can_be_given_and_others_kept(tmp_path: Path, log: ExperienceLog
         ({"prompt": [1], "responses": [[2]], "logprobs": [["-1"]]}, "one number for each token"),
         ({"prompt": [1], "responses": [[2]], "logprobs": [-1.0]}, "expected a list of log-probs"),
         ({"prompt": [1], "responses": [[2]], "finish_reason": "tired"}, "has finish 'tired'"),
-        ({"prompt": [1], "responses": [[2]], "rewards": [10**400]}, "too large for a float"),
         ({"prompt": None, "responses": [[2]]}, "expected a list of token ids"),
         ({"responses": [[2]]}, "expected a list of token ids"),
     ],
@@ -272,6 +272,9 @@ def test_rows_that_cannot_become_a_group_are_quarantined_with_a_message(
         ({"logprobs": [[-0.5, -0.5]]}, RefusalReason.LOGPROBS_LENGTH),
         ({"rewards": [7.0]}, RefusalReason.REWARD_RANGE),
         ({"rewards": ["1.0"]}, RefusalReason.REWARD),
+        ({"rewards": [10**400]}, RefusalReason.REWARD),
+        ({"rewards": [-1e200]}, RefusalReason.REWARD),
+        ({"logprobs": [[-1e30]]}, RefusalReason.LOGPROBS),
         ({"responses": [[50]]}, RefusalReason.VOCABULARY),
         ({"responses": [[]]}, RefusalReason.TOKENS),
         ({"responses": [], "rewards": [], "logprobs": []}, RefusalReason.NO_COMPLETIONS),
@@ -422,3 +425,7 @@ def test_an_export_never_overwrites_a_file(tmp_path: Path) -> None:
     with pytest.raises(CannotImport, match=r"neither \.jsonl nor \.parquet"):
         export([make_group(0)], tmp_path / "a.csv")
     assert (tmp_path / "a.jsonl").read_text() == "mine"
+
+
+def test_rewards_of_database_columns_are_numbers() -> None:
+    assert read_score(Decimal("1.5")) == Score(1.5) and not is_reward(read_score(Decimal("NaN")).reward)

@@ -269,6 +269,8 @@ def test_storage_that_changes_a_token_is_detected(log: ExperienceLog, monkeypatc
     monkeypatch.setattr(
         reader,
         "groups_from",
-        lambda rows: [replace(g, prompt=make_group(9).prompt) if g.id == "g2" else g for g in honest(rows)],
+        lambda rows, **how: [
+            replace(g, prompt=make_group(9).prompt) if g.id == "g2" else g for g in honest(rows, **how)
+        ],
     )
     assert log.damaged() == ["g2"]

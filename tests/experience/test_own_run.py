@@ -75,7 +75,7 @@ def test_a_log_without_the_column_gets_it_when_it_is_opened(tmp_path: Path) -> N
     with ExperienceLog.open(tmp_path) as log:
         log.append([group("g-0", 3)])
     for table in ("groups", "events"):
-        lance.dataset(str(tmp_path / f"{table}.lance")).drop_columns(["run"])
+        lance.dataset(str(tmp_path / f"{table}.lance")).drop_columns(["run", "seal"])
     own = OwnRun("aaaa1111")
     with ExperienceLog.open(tmp_path, own_run=own) as log:
         log.append([group("g-1", 4)])

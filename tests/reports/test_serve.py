@@ -4,6 +4,7 @@ import http.client
 import os
 import signal
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -98,3 +99,26 @@ def test_ctrl_c_ends_it_with_a_sentence(place: Path) -> None:
         one.kill()
     assert first.startswith("live report: http://127.0.0.1:")
     assert one.returncode == 0 and f"The live report has ended. To keep a copy: offbeat report {place}" in output
+
+
+def test_the_page_has_the_policy_of_its_script_and_head_has_no_body(server: ReportServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    for method in ("GET", "HEAD"):
+        connection.request(method, f"/{server.token}/")
+        answer = connection.getresponse()
+        body = answer.read().decode()
+        policy = answer.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+        assert "frame-ancestors 'none'" in policy and "'unsafe-inline'; script" in policy
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8" and bool(body) == (method == "GET")
+        connection.close()
+
+
+def test_a_client_that_goes_away_prints_nothing(server: ReportServer, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        client = socket.create_connection(("127.0.0.1", server.server_port))
+        client.sendall(f"GET /{server.token}/ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()  # resets the connection
+    assert ask(server, f"/{server.token}/", Host=f"127.0.0.1:{server.server_port}")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err

@@ -185,9 +185,9 @@ def test_a_completion_ten_times_slower_than_its_lease_loses_no_engine_and_is_gen
 
     async def takes(request: Request) -> None:
         calls[request.id] += 1
-        await asyncio.sleep(4.0 if request.id == "r-0" else 0.01)
+        await asyncio.sleep(8.0 if request.id == "r-0" else 0.01)
 
-    setup = Setup(log, iter([healthy(takes=takes)]), pace=Pace(lanes=2, poll_seconds=0.05), lease_seconds=0.4)
+    setup = Setup(log, iter([healthy(takes=takes)]), pace=Pace(lanes=2, poll_seconds=0.05), lease_seconds=0.8)
     asyncio.run(setup.work_until(lambda: any(group.id == "r-0" for group in log.groups())))
     assert setup.worker.tally.starts == 1 and calls["r-0"] == 1 and not setup.worker.tally.notices
     order = [group.id for group in log.groups()]

@@ -146,3 +146,24 @@ def test_groups_that_differ_from_their_digests_are_counted(run: Path) -> None:
 def test_a_directory_without_a_run_is_an_error(tmp_path: Path) -> None:
     code, output = fsck(tmp_path)
     assert code == 2 and "holds no run" in output
+
+
+def test_a_run_that_was_killed_before_its_first_event_is_whole(run: Path) -> None:
+    for part in ("checkpoints", "weights", "experience"):
+        shutil.rmtree(run / part)
+    for file in ("events.jsonl", "saved.json"):
+        (run / file).unlink(missing_ok=True)
+    assert not [one for one in damages(run) if one.part == "events.jsonl"]
+
+
+def test_a_lost_newest_checkpoint_is_named(run: Path) -> None:
+    saved = int(checkpoints(run)[-1].name.removeprefix("step-"))
+    (run / "saved.json").write_text(json.dumps({"step": saved}))
+    shutil.rmtree(checkpoints(run)[-1])
+    [found] = [one for one in damages(run) if one.part == "checkpoints"]
+    assert f"step {saved}, which was saved last, is gone" in found.says and found.remedy is Remedy.RESUME
+
+
+def test_a_lost_vocabulary_is_named(run: Path) -> None:
+    (run / "tokenizer" / "tokenizer.json").unlink()
+    assert [one.part for one in damages(run)] == ["tokenizer"]

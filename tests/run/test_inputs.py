@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import offbeat
 from offbeat.cli.main import app
 from offbeat.config import Config, parse
-from offbeat.errors import RunError
+from offbeat.errors import RunError, TaskError
 from offbeat.events import EventKind
 from offbeat.run import directory
 from offbeat.run.directory import RunDirectory, digest_inputs, require_same_inputs
@@ -49,6 +49,68 @@ def test_only_a_change_that_matters_changes_a_digest(tmp_path: Path) -> None:
     assert data["data"] != before["data"] and data["rewards"] == before["rewards"]
     rewards = digest_inputs(write_task(tmp_path / "e", TASK.replace("SCALE = 1.0", "SCALE = 0.5")))
     assert rewards["rewards"] != before["rewards"] and rewards["data"] == before["data"], "a helper counts too"
+
+
+WITH_MODULES = """
+import sys
+from pathlib import Path
+sys.path.insert(0, str(Path(__file__).parent))
+from {package}.rules import rule
+from offbeat import Reward
+
+examples = [{{"prompt": "one"}}]
+rewards = [Reward(rule, files=[Path(__file__).with_name("words.txt")])]
+"""
+
+
+def write_modules(place: Path, package: str) -> Config:
+    """Write a task whose reward is in a package of its own, and what it imports is, too."""
+    (place / package / "inner").mkdir(parents=True)
+    for name, text in {
+        "task.py": WITH_MODULES.format(package=package),
+        "words.txt": "alpha",
+        f"{package}_late.py": "LIMIT = 1\n",
+        f"{package}/rules.py": "import json\nfrom .inner import deep\n"
+        f"def rule(text, columns):\n    import {package}_late\n    return deep.LIMIT\n",
+        f"{package}/inner/deep.py": f"from {package} import parts\nLIMIT = 1\n",
+        f"{package}/parts.py": "unused = 1\n",
+    }.items():
+        (place / name).write_text(text)
+    return parse({"task": {"name": str(place / "task.py")}})
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("pack0_late.py", "the source of pack0_late"),
+        ("pack1/inner/deep.py", "the source of pack1.inner.deep"),
+        ("pack2/parts.py", "the source of pack2.parts"),
+        ("words.txt", "the file of rule: words.txt"),
+    ],
+)
+def test_what_a_reward_imports_or_declares_counts(file: str, says: str, tmp_path: Path) -> None:
+    package = file.split("/")[0].split("_")[0] if file.startswith("pack") else "pack3"
+    config, directory = write_modules(tmp_path / "a", package), RunDirectory(tmp_path / "run")
+    a_checkpoint(directory, before := digest_inputs(config))
+    (tmp_path / "a" / file).write_text("# a comment\nLIMIT = 1\n" if file.endswith("deep.py") else "other = 2\n")
+    if file.endswith("deep.py"):
+        with pytest.raises(RunError):
+            require_same_inputs(directory, config)
+        (tmp_path / "a" / file).write_text(f"# a comment\nfrom {package} import parts\nLIMIT = 1\n")
+        require_same_inputs(directory, config)
+        (tmp_path / "a" / file).write_text("LIMIT = 2\n")
+    with pytest.raises(RunError, match=f"^{says}.* changed since"):
+        require_same_inputs(directory, config)
+    earlier = {name: one for name, one in before.items() if name not in ("modules", "files")}
+    (directory.checkpoints / "step-00000003" / "manifest.json").write_text(json.dumps({"extras": {"inputs": earlier}}))
+    require_same_inputs(directory, config)  # a checkpoint of an earlier release does not know them
+
+
+def test_a_declared_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    config = write_modules(tmp_path / "a", "pack4")
+    (tmp_path / "a" / "words.txt").unlink()
+    with pytest.raises(TaskError, match=r"declares the file .*words.txt, which cannot be read: No such file"):
+        digest_inputs(config)
 
 
 def a_checkpoint(directory: RunDirectory, recorded: object) -> None:

@@ -49,7 +49,12 @@ def test_a_step_reports_the_shares_since_the_step_before_and_their_causes() -> N
     counts, journal = ScoringCounts(), MemoryJournal()
     counts.add(count_outcomes([group(7, SCORES)]))
     first = counts.report(STEP, journal)
-    assert first.metrics == {"unscorable_share": 0.25, "answer_fault_share": 0.5, "loss": 0.5}
+    assert first.metrics == {
+        "unscorable_share": 0.25,
+        "answer_fault_share": 0.5,
+        "right_unscorable_share": 0.0,
+        "loss": 0.5,
+    }
     causes = {"answer crash": 1, "answer timeout": 1, "grader sandbox": 1, "scored": 1}
     assert journal.events == [{"step": 1, "kind": "unscorable", "versions": {"7": causes}}]
     counts.add(count_outcomes([group(8, [Score(1.0)])]))

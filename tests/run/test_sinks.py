@@ -4,6 +4,7 @@ import inspect
 import logging
 import re
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -148,11 +149,16 @@ def test_a_package_gets_curves_config_and_samples_and_a_resumed_run_continues_th
         answer = Completion("g7/0", [4, 2], UNKNOWN, source="human", score=Score(0.75))
         log.append([Group("g7", Prompt(id="p", token_ids=[1], task="arithmetic"), (answer,))])
     for step in (1, 2):  # as two processes: the second one resumes
+        time.sleep(1.1 * (step - 1))  # wandb names its files by the second
         with open_journal(directory, [package], None) as journal:
             journal.write(EventKind.STEP, step, **STEP)
             journal.write(EventKind.EVALUATED, step, version=step, **{"pass@1": [0.5, 0.4, 0.6]})
             journal.write(EventKind.SAVED, step)
-    found = held(package, directory)
+    for _ in range(50):  # wandb writes in a process of its own
+        found = held(package, directory)
+        if len(found.curves.get("reward_mean", {})) == 2:
+            break
+        time.sleep(0.2)
     plain = package == "mlflow"
     assert found.runs == 1
     assert found.curves["reward_mean"] == {1: 0.25, 2: 0.25}

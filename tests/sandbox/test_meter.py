@@ -39,15 +39,15 @@ def measure(program: str, enough: Callable[[Usage], bool]) -> Usage:
 
 def test_a_program_that_computes_pays_for_its_cpu_in_all_processes() -> None:
     usage = measure(f"import os\nos.fork()\n{SPIN}", lambda usage: usage.cpu > 0.4)
-    assert usage.own >= usage.cpu > 0.4
+    assert usage.cpu > 0.4 and usage.idle < 0.4, usage
 
 
-def test_a_program_that_sleeps_pays_for_the_wall_time() -> None:
-    usage = measure("import time; time.sleep(60)", lambda usage: usage.own > 0.5)
-    assert usage.cpu < 0.4 < usage.own <= usage.wall
+def test_a_program_that_sleeps_is_idle() -> None:
+    usage = measure("import time; time.sleep(60)", lambda usage: usage.idle > 0.5)
+    assert usage.cpu < 0.4 < usage.idle <= usage.wall
 
 
-def test_a_program_that_has_no_cpu_pays_for_little() -> None:
+def test_a_program_that_has_no_cpu_is_not_idle_and_pays_less() -> None:
     """Two programs on one CPU with the lowest priority, beside as many with the highest one that can be had."""
     cpu = min(os.sched_getaffinity(0))
     pinned = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\n"
@@ -57,7 +57,7 @@ def test_a_program_that_has_no_cpu_pays_for_little() -> None:
             stack.enter_context(started(pinned + SPIN))
         time.sleep(0.5)
         usage = measure(pinned + idle + SPIN, lambda usage: usage.wall > 3.0)
-    assert usage.waited > 0.5 * usage.wall and usage.own < 0.5 * usage.wall, usage
+    assert usage.waited > 0.5 * usage.wall and usage.idle < 0.5 * usage.wall and usage.price < 1.0, usage
 
 
 VFORK = "import ctypes, os, time\nif ctypes.CDLL(None).vfork() == 0:\n    time.sleep(60)\n    os._exit(0)"
@@ -65,15 +65,39 @@ VFORK = "import ctypes, os, time\nif ctypes.CDLL(None).vfork() == 0:\n    time.s
 
 
 def test_a_program_cannot_look_starved_by_waiting_for_its_own_child() -> None:
-    usage = measure(VFORK, lambda usage: usage.own > 1.0)
-    assert usage.own > 1.0 and usage.waited < 0.5 * usage.wall, usage
+    usage = measure(VFORK, lambda usage: usage.idle > 1.0)
+    assert usage.idle > 1.0 and usage.waited < 0.5 * usage.wall, usage
 
 
 def test_a_wait_inside_the_kernel_counts_as_one_for_a_cpu_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meter, "_children", lambda pid, tid: [])  # as if it waited for the lock of another process
     monkeypatch.setattr(meter, "MOST_BLOCKED", 1.0)
     usage = measure(VFORK, lambda usage: usage.wall > 3.0)
-    assert 0.9 < usage.waited < 2.0 and usage.own > 1.0, usage
+    assert 0.9 < usage.waited < 2.0 and usage.idle > 1.0, usage
+
+
+def test_a_tree_that_the_machine_stops_is_not_idle() -> None:
+    with started("import time; time.sleep(60)") as process:
+        tree = TreeMeter(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        for _ in range(8):
+            time.sleep(SAMPLE_SECONDS)
+            usage = tree.read()
+        assert usage.wall > 0.8 and usage.idle < 0.15, usage
+
+
+def test_a_child_that_its_own_program_stops_is_idle() -> None:
+    program = "import os, signal, time\nif os.fork() == 0: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(60)"
+    usage = measure(program, lambda usage: usage.idle > 0.5)
+    assert usage.idle > 0.5 > usage.waited, usage
+
+
+def test_a_meter_that_looks_late_does_not_make_a_program_idle() -> None:
+    with started("import time; time.sleep(60)") as process:
+        tree = TreeMeter(process.pid)
+        time.sleep(1.0)
+        usage = tree.read()
+    assert usage.wall > 1.0 and usage.idle < 3 * SAMPLE_SECONDS, usage
 
 
 def test_children_that_ended_still_count() -> None:
@@ -133,7 +157,7 @@ def test_a_program_with_many_processes_counts_as_starved_only_if_all_of_them_are
         assert (TreeMeter(os.getpid(), exact).read().waited > 0) == starved
 
 
-def test_a_starved_program_is_run_again_and_is_then_no_failure_of_the_program(
+def test_a_starved_program_is_run_twice_again_and_is_then_no_failure_of_the_program(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float] = []
@@ -146,7 +170,7 @@ def test_a_starved_program_is_run_again_and_is_then_no_failure_of_the_program(
     monkeypatch.setattr(bubblewrap.TreeMeter, "__init__", lambda *_: None)
     with pytest.raises(SandboxStarved, match=r"too busy to judge a program: it received 0\.10 s of CPU"):
         sandbox.run(SPIN, b"", SandboxLimits(seconds=1.0))
-    assert len(looks) == 2 and issubclass(SandboxStarved, SandboxError)
+    assert len(looks) == 3 and issubclass(SandboxStarved, SandboxError)
 
 
 def test_a_program_cannot_make_a_session_or_change_its_priority(sandbox: Sandbox) -> None:

@@ -116,16 +116,13 @@ def test_an_invalid_reply_of_a_worker_is_a_crash_and_never_a_reward(reply: str) 
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_signal_to_an_idle_worker_costs_at_most_one_completion(sent: signal.Signals) -> None:
+def test_a_signal_to_an_idle_worker_costs_no_completion(sent: signal.Signals) -> None:
     with ScoringPool([Reward(scorers.one)], workers=1, deadline=1.0) as pool:
         [pid] = pool.pids
         os.kill(pid, sent)
         time.sleep(0.1)
         outcomes = pool.score_all([("x", {})] * 20)
-        lost = [outcome for outcome in outcomes if isinstance(outcome, Unscorable)]
-        # The pool notices a killed worker at once; a stopped one looks alive until the deadline.
-        assert len(lost) == (sent is signal.SIGSTOP) and all(outcome.reason == "timeout" for outcome in lost)
-        assert pool.pids != [pid]
+        assert outcomes == [Score(1.0, {"one": 1.0})] * 20 and pool.pids != [pid]
 
 
 @pytest.mark.parametrize("text", ["child", "daemon"])
@@ -176,10 +173,10 @@ def test_too_many_failures_stop_the_pool_with_examples() -> None:
     with ScoringPool([Reward(scorers.act)], workers=2, limit=limit) as pool:
         futures = [pool.score("return 1", {}) for _ in range(10)]
         with pytest.raises(
-            TooManyFailures, match=r"(?s)allowed; the last of them:.*g\d+ after .*no namespaces"
+            TooManyFailures, match=r"(?s)allowed; the last of them:.*g\d+ after .*cannot be read"
         ) as stopped:
             while True:
-                futures.append(pool.score("unsafe", {}, of=f"g{len(futures)}"))
+                futures.append(pool.score("return 1", {"broken": True}, of=f"g{len(futures)}"))
         assert stopped.value.examples and all(isinstance(e.outcome, Unscorable) for e in stopped.value.examples)
         assert not wait(futures, timeout=WAIT).not_done
         ends = [future.exception() or future.result() for future in futures]
@@ -194,11 +191,11 @@ def test_too_many_failures_stop_the_pool_with_examples() -> None:
         ("string", r"^reward 'act' returned '1.0', a str, for one completion; return a number"),
     ],
 )
-def test_what_can_be_no_reward_of_the_task_stops_the_pool_at_once(text: str, says: str) -> None:
+def test_what_can_be_no_reward_of_the_task_stops_the_pool_if_a_right_answer_has_it(text: str, says: str) -> None:
     with ScoringPool([Reward(scorers.act)], workers=1) as pool:
         assert pool.score("return 1", {}).result(timeout=WAIT) == Score(1.0, {"act": 1.0})
         with pytest.raises(InvalidReward, match=says):
-            pool.score(text, {}).result(timeout=WAIT)
+            pool.score(text, {"answer": text}).result(timeout=WAIT)
         with pytest.raises(InvalidReward, match=says):
             while True:
                 pool.score("return 1", {}).result(timeout=WAIT)

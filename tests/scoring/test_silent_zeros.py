@@ -23,7 +23,7 @@ def test_an_odd_reward_function_never_says_zero_by_accident(odd: Odd) -> None:
     found: list[Outcome] | str
     try:
         Task("odd", [], tuple(rewards), odd.reward_range)
-        found = [outcome for outcome, _ in examine(rewards, odd.reward_range, Answers(ANSWERS, COLUMNS))]
+        found = [*examine(rewards, odd.reward_range, Answers(ANSWERS, COLUMNS))]
     except (InvalidReward, TaskError) as error:
         found = str(error)
     if isinstance(odd.expected, str) or isinstance(found, str):

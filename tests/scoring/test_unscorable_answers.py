@@ -6,7 +6,7 @@ import pytest
 
 from lab.attacks.unscorable import ending, graded
 from offbeat.tasks.python_code import program_in
-from offbeat.types import Score
+from offbeat.types import Score, Unscorable
 from tests.fixtures.attacks.unscorable_answers import COLUMNS, GRADERS, KNOWN, search
 
 TEXTS = [(kind, text) for kind in ("number", "exact", "choice") for text in KNOWN[kind]]
@@ -34,8 +34,11 @@ def test_a_reward_function_that_people_write_never_leaves_such_an_answer_without
     found = graded("own", [*texts, "words " + "a" * 40], deadline=0.5)
     assert len(found) == len(texts) + 1 >= 15
     for entry in found:
-        assert isinstance(entry.outcome, Score) and entry.outcome.reward == 0.0, entry
-    assert ending(found[-1]) == "floor, timeout by the answer" and 0.2 < found[-1].cpu < 1.5
+        if isinstance(entry.outcome, Unscorable):  # 18 is right
+            assert entry.outcome.blame == "right" and entry.text.endswith("18"), entry
+        else:
+            assert entry.outcome.reward == 0.0, entry
+    assert ending(found[-1]) == "floor, timeout by the answer" and 0.2 < found[-1].cpu < 4.5
     assert {entry.outcome.fault for entry in found if isinstance(entry.outcome, Score)} >= {"crash", "invalid"}
 
 

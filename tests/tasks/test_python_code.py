@@ -1,9 +1,14 @@
 """Programs are found in completions, run against tests they never see, and cannot cheat their way to a reward."""
 
+import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from fractions import Fraction
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -58,14 +63,14 @@ class Scripted:
 
     def __init__(self, *outcomes: ProgramOutcome) -> None:
         self.outcomes = list(outcomes)
-        self.seconds: list[float] = []
+        self.limits: list[SandboxLimits] = []
 
     def call(self, program: str, function: str, calls: Sequence[Arguments], limits: SandboxLimits) -> ProgramOutcome:
-        self.seconds.append(limits.seconds)
+        self.limits.append(limits)
         return self.outcomes.pop(0)
 
     def run(self, program: str, stdin: bytes, limits: SandboxLimits) -> ProgramOutcome:
-        self.seconds.append(limits.seconds)
+        self.limits.append(limits)
         return self.outcomes.pop(0)
 
 
@@ -96,6 +101,11 @@ def test_anything_a_program_sends_is_compared_without_an_error(value: object, se
         (0, None, False),
         ("1", 1, False),
         (0.3, 0.1 + 0.2, True),
+        (1.602e-19, 0.0, False),
+        (1.602e-19, 1.6020000001e-19, True),
+        (1e-12, 2e-12, False),
+        (0.0, 1e-17, True),
+        (0.0, 1e-8, False),
         (3, 2.9999999999, False),
         (1.0, 1.00001, False),
         (float("nan"), float("nan"), True),
@@ -117,6 +127,61 @@ def test_anything_a_program_sends_is_compared_without_an_error(value: object, se
 )
 def test_which_values_count_as_the_same(expected: object, answer: object, verdict: bool) -> None:
     assert same(wire(expected), wire(answer)) is verdict
+
+
+class LyingDict(dict[str, int]):
+    def items(self) -> NoReturn:
+        raise AssertionError
+
+    __iter__ = __len__ = keys = items
+
+
+class LyingList(list[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+class LyingInt(int):
+    __index__ = __int__ = lambda self: 7
+    __repr__ = __format__ = __str__ = lambda *_: "7"  # type: ignore[assignment]
+
+
+class Color(IntEnum):
+    RED = 1
+
+
+class Name(str):
+    def __str__(self) -> str:
+        return "lie"
+
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    ("answer", "base"),
+    [
+        (Counter("aab"), {"a": 2, "b": 1}),
+        (OrderedDict(b=1, a=2), {"a": 2, "b": 1}),
+        (defaultdict(int, a=2), {"a": 2}),
+        ([Point(1, Color.RED)], [(1, 1)]),
+        (Name("x"), "x"),
+        ({"a": 1}.keys(), {"a"}),
+        (OrderedDict(a=1).items(), {("a", 1)}),
+        (LyingDict(a=1), {"a": 1}),
+        (LyingList([1]), [1]),
+        (LyingInt(3), 3),
+        (LyingInt(1 << 70), 1 << 70),
+    ],
+)
+def test_a_subclass_is_sent_as_its_base_and_none_of_its_code_runs(answer: object, base: object) -> None:
+    assert same(wire(base), wire(answer)) and same(wire(answer), wire(base))
+
+
+@pytest.mark.parametrize("answer", [range(3), {"a": 1}.values(), Fraction(1, 2), iter([1]), type])
+def test_any_other_type_is_no_answer(answer: object) -> None:
+    with pytest.raises(TypeError, match="the answer has type"):
+        encode(answer)
 
 
 def test_a_deeply_nested_answer_is_wrong_and_does_no_harm() -> None:
@@ -142,6 +207,7 @@ def test_a_deeply_nested_answer_is_wrong_and_does_no_harm() -> None:
         {"call": "f", "args": [1]},
         {"call": "f", "args": [1], "result": 1, "stdin": ""},
         {"stdin": "1"},
+        {"stdin": "", "stdout": "é" * (1 << 19) + "\n"},
         7,
     ],
 )
@@ -194,11 +260,14 @@ def test_hostile_fences_are_read_in_linear_time(text: str) -> None:
     assert time.process_time() - began < 1
 
 
-def test_tests_share_the_programs_time() -> None:
-    tests = parse([{"stdin": "", "stdout": "1"}] * 3)
-    sandbox = Scripted(*[ProgramOutcome("finished", stdout=b"1", seconds=3.0)] * 3)
-    assert judge("", tests, sandbox, SandboxLimits(seconds=8.0)).passed
-    assert sandbox.seconds == [8.0, 5.0, 2.0]
+def test_each_test_has_its_own_time_and_all_together_ten_times_as_much() -> None:
+    for count, total in [(3, 24.0), (12, 80.0)]:
+        tests = parse([{"stdin": "", "stdout": "1"}] * count)
+        sandbox = Scripted(*[ProgramOutcome("finished", stdout=b"1", seconds=3.0, idle_seconds=1.0)] * count)
+        assert judge("", tests, sandbox, SandboxLimits(seconds=8.0)).passed
+        assert [limits.seconds for limits in sandbox.limits] == [8.0] * count
+        assert [limits.total_seconds for limits in sandbox.limits] == [total - 3.0 * n for n in range(count)]
+        assert [limits.idle_seconds for limits in sandbox.limits] == [20.0 - n for n in range(count)]
 
 
 def test_the_first_failure_is_named() -> None:
@@ -232,6 +301,7 @@ def test_a_problem_file_becomes_a_task_that_scores(sandboxed: None, tmp_path: Pa
     file = tmp_path / "problems.jsonl"
     file.write_text(json.dumps({"text": "Write double(x).", "checks": ["assert double(2) == 4"]}))
     task = make("python_code", {"source": str(file), "prompt": "text", "tests": "checks", "seconds": 5.0})
+    assert task.deadline > 12 * (10 * 5.0 + SandboxLimits.idle_seconds) + 200  # the sandbox decides before the pool
     [example] = list(task.examples)
     right, wrong = (f"```python\ndef double(x): return x {op} 2\n```" for op in ("*", "-"))
     assert task.rewards[0](right, example.record) == 1.0

@@ -1,5 +1,10 @@
 """What a reward function has to look like."""
 
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
 from offbeat.tasks.rewards import Reward, from_trl
@@ -22,3 +27,14 @@ def test_a_trl_function_in_a_reward_of_its_own_is_told_how_to_become_one() -> No
 
     with pytest.raises(ValueError, match=r"write from_trl\(brief\)"):
         Reward(brief, weight=0.5)
+
+
+@pytest.mark.parametrize("weight", [np.float64(0.5), np.float32(0.5), Decimal("0.5"), Fraction(1, 2)])
+def test_a_weight_of_another_type_of_number_becomes_a_float(weight: float) -> None:
+    assert repr(Reward(lambda text, columns: 1.0, weight=weight).weight) == "0.5"
+
+
+@pytest.mark.parametrize("weight", ["1", None, 10**400, math.nan, math.inf, Decimal("sNaN")])
+def test_a_weight_that_is_no_finite_number_is_refused_with_a_sentence(weight: float) -> None:
+    with pytest.raises(ValueError, match=r"reward 'short' has weight .*; a weight must be a finite number"):
+        Reward(lambda text, columns: 1.0, name="short", weight=weight)

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from offbeat.cli.report import export as command
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
 from offbeat.storage.store import LocalStore
-from offbeat.trainer.checkpoint import Checkpoint, Checkpoints
+from offbeat.trainer.checkpoint import Checkpoint, Checkpoints, saved_folders
 from offbeat.trainer.checkpoint_files import (
     MANIFEST,
     CheckpointManifest,
@@ -109,7 +109,7 @@ def test_fewer_than_two_is_refused(tmp_path: Path) -> None:
         Checkpoints(tmp_path, config=CONFIG, keep=1)
 
 
-def test_an_unfinished_checkpoint_is_removed_and_the_previous_one_is_used(folder: Path) -> None:
+def test_an_unfinished_checkpoint_is_out_of_the_way_and_the_previous_one_is_used(folder: Path) -> None:
     (folder / "step-0000000002" / MANIFEST).unlink()
     with Checkpoints(folder, config=CONFIG) as checkpoints:
         newest = checkpoints.newest()
@@ -170,9 +170,26 @@ def test_if_all_checkpoints_are_damaged_the_error_lists_each_problem(folder: Pat
         flip(folder / f"step-{step:010}" / "rank-0000.safetensors")
     with (
         Checkpoints(folder, config=CONFIG) as checkpoints,
-        pytest.raises(CheckpointDamaged, match=r"none of the checkpoints.*step-0000000002.*step-0000000001"),
+        pytest.raises(CheckpointDamaged, match=r"no checkpoint in .* is intact.*step-0000000002.*step-0000000001"),
     ):
         checkpoints.newest()
+    assert saved_folders(folder) == [folder / "step-0000000001", folder / "step-0000000002"], "neither was renamed"
+
+
+def test_an_unfinished_checkpoint_is_set_aside_and_goes_behind_the_next_one(folder: Path) -> None:
+    (folder / "step-0000000002" / MANIFEST).unlink()
+    with Checkpoints(folder, config=CONFIG, record=folder.parent / "saved.json") as checkpoints:
+        [aside] = folder.glob("unfinished-*-step-0000000002")
+        assert (aside / "rank-0000.safetensors").exists() and checkpoints.on_disk is None
+        newest = checkpoints.newest()
+        assert newest is not None and newest.step == 1
+        trainer = small_trainer()
+        newest.restore(trainer)
+        trainer.train(small_batch(1))
+        checkpoints.save(trainer, {})
+        checkpoints.wait()
+        assert not aside.exists() and checkpoints.on_disk == 2
+    assert json.loads((folder.parent / "saved.json").read_text()) == {"step": 2}
 
 
 def test_another_configuration_is_refused_with_the_settings_that_differ(folder: Path) -> None:

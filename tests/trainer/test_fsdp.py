@@ -22,7 +22,14 @@ from offbeat.trainer.trainer import Trained
 from offbeat.trainer.worst_case import StepShape, check_worst_case
 from offbeat.types import Json
 from tests.fixtures.ranks import GRACE, Watch, run_ranks
-from tests.fixtures.small_trainer import one_step_each, small_batch, small_model, small_trainer, steps_with_checkpoints
+from tests.fixtures.small_trainer import (
+    metrics_of_the_batch,
+    one_step_each,
+    small_batch,
+    small_model,
+    small_trainer,
+    steps_with_checkpoints,
+)
 from tests.trainer.live_bytes import held_bytes
 
 
@@ -58,7 +65,7 @@ def gated_steps(ranks: Ranks, preset: str) -> Json:
     for step in range(2):
         done = trainer.train(small_batch(step, groups=7))
         assert isinstance(done, Trained), done
-        steps.append(dict(done.metrics))
+        steps.append(metrics_of_the_batch(done))
     weights = [tensor.flatten() for _, tensor in serving_state(trainer.policy_model, torch.float32)]
     return {"steps": steps, "weights": torch.cat(weights).tolist() if ranks.rank == 0 else None}
 

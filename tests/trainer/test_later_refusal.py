@@ -43,6 +43,7 @@ def test_a_step_ends_with_the_updates_before_a_refused_one_and_counts_once(monke
     assert list(done.refused) == [faulty.id]
     assert done.refused[faulty.id].startswith("the policy's log-probs of it are not finite after update 2 of the step")
     assert done.updates_made == trainer.optimizer.updates == 2
+    assert math.isnan(done.metrics.pop("drift_step")) and "master/model.model.embed_tokens.weight" in done.overflowed
     assert all(math.isfinite(value) for value in done.metrics.values()), "nothing is measured on the refused pass"
     again = trainer.train(groups[:2])
     assert isinstance(again, Trained) and again.step == 2 and again.refused == {}

@@ -256,6 +256,7 @@ def test_figures_do_not_depend_on_micro_batches(budget: int) -> None:
     groups = close_to(PolicyModel(a_llama()), some_groups(7, count=4), spread=0.2)
     whole, cut = (a_trainer(Objective(), token_budget=b).train(groups) for b in (999, budget))
     assert isinstance(whole, Trained) and isinstance(cut, Trained)
+    assert all(0 < one.metrics.pop("drift_step") < 0.5 for one in (whole, cut)), "of the rows of one micro-batch"
     assert cut.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-7)
     for bucket, figures in whole.by_lag.items():
         assert cut.by_lag[bucket] == pytest.approx(figures, rel=1e-5, abs=1e-7)

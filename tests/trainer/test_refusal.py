@@ -42,11 +42,7 @@ class TestRefusal:
         assert same(snapshot(trainer), before) and trainer.step == 0
 
     def test_a_gradient_that_overflows_refuses_the_update(self) -> None:
-        trainer, groups = a_trainer(Objective()), some_groups(6)
-        huge = [
-            replace(g, completions=tuple(replace(c, score=Score(3e38 * (i % 2))) for i, c in enumerate(g.completions)))
-            for g in groups
-        ]
+        trainer, huge = a_trainer(Objective(advantage=lambda rewards, _: rewards * 3e38)), some_groups(6)
         before = snapshot(trainer)
         refused = trainer.train(huge)
         assert isinstance(refused, RefusedBatch) and refused.faults.keys() == {g.id for g in huge}
@@ -87,6 +83,8 @@ class TestRefusal:
         assert done.refused and set(done.refused) <= set(done.groups)
         assert "after update 1 of the step: a learning rate of 1e+30 is too high" in next(iter(done.refused.values()))
         assert torch.equal(parameters(trainer), parameters(once)), "only the first update was made"
+        drifts = [one.metrics.pop("drift_step") for one in (alone, done)]
+        assert all(map(math.isnan, drifts)) and done.overflowed == alone.overflowed != (), "the first update broke it"
         assert all(math.isfinite(value) for value in done.metrics.values()), "nothing is measured on the refused pass"
         assert done.metrics == alone.metrics and not alone.refused
         assert done.updates_made == alone.updates_made == 1
@@ -143,7 +141,9 @@ class TestNoGradient:
         groups = some_groups(1)
         dull = [replace(equal_rewards(g), id=f"dull-{g.id}") for g in some_groups(2)]
         trainer, tokens = a_trainer(Objective()), []
-        trainer.policy_model.register_forward_hook(lambda _, inputs, __: tokens.append(len(inputs[0].targets)))
+        trainer.policy_model.register_forward_hook(
+            lambda _, inputs, out: tokens.append(len(inputs[0].targets) * out.logprobs.requires_grad)
+        )
         found = trainer.train([*groups, *dull])
         assert isinstance(found, Trained)
         assert sum(tokens) == sum(len(c.token_ids) for g in groups for c in g.completions)

@@ -27,6 +27,7 @@ from offbeat.errors import (
 from offbeat.storage.object_store import ObjectStore
 from offbeat.storage.store import LocalStore, Store
 from offbeat.weights.delta import Bits
+from offbeat.weights.manifest import SUPERSEDED
 from offbeat.weights.probe import Probe
 from offbeat.weights.publisher import WeightLog
 from offbeat.weights.subscriber import Subscription
@@ -243,16 +244,59 @@ def test_unsupported_uris_and_settings_are_refused_with_the_supported_ones() -> 
         WeightLog.open("log", anchor_every=0)
 
 
-def test_files_left_by_a_dead_publisher_are_removed(tmp_path: Path) -> None:
+def test_files_left_by_a_dead_publisher_go_behind_the_next_checkpoint(tmp_path: Path) -> None:
     with WeightLog.open(tmp_path) as log:
         publish(log, 0)
     (tmp_path / "data" / "0000000001-dead.patch").write_bytes(b"half")
     (tmp_path / "versions" / ".0000000001.json.dead").write_bytes(b"half")
     with Subscription.open(tmp_path, name="reader") as reader:
         assert reader.versions() == (0,)
-    with WeightLog.open(tmp_path):
+    with WeightLog.open(tmp_path) as log:
+        assert len(list((tmp_path / "data").iterdir())) == 2, "its manifest may be lost, and restored from a copy"
+        log.drop_superseded()
         assert [file.name[:10] for file in (tmp_path / "data").iterdir()] == ["0000000000"]
         assert len(list((tmp_path / "versions").iterdir())) == 1
+
+
+def test_a_rewound_version_can_be_brought_back_until_it_is_dropped(store: Store) -> None:
+    with publisher(store) as log:
+        publish(log, 0, 1, 2, 3)
+        assert log.rewind(1) == [3, 2] and log.versions() == (0, 1)
+    aside = sorted(store.list_names(SUPERSEDED))
+    assert [name.split("-")[1:] for name in aside] == [["rewound", "0000000003.json"], ["rewound", "0000000002.json"]]
+    for name in aside:
+        store.put(f"versions/{name.split('-')[2]}", store.read(f"{SUPERSEDED}/{name}"))
+    assert is_state(fetched(store, 3), 3)
+    with publisher(store) as log:
+        log.rewind(1)
+        log.publish(2, make_state(7).items())
+        log.drop_superseded()
+        assert store.list_names(SUPERSEDED) == [] and len(store.list_names("data")) == 3
+    assert is_state(fetched(store, 2), 7) and is_state(fetched(store, 1), 1)
+
+
+def test_nothing_is_dropped_while_a_manifest_cannot_be_read(store: Store) -> None:
+    with publisher(store) as log:
+        publish(log, 0, 1, 2)
+        log.rewind(1)
+        store.put("versions/0000000001.json", b"damaged")
+        log.drop_superseded()
+        assert len(store.list_names("data")) == 3 and len(store.list_names(SUPERSEDED)) == 1
+
+
+def test_a_manifest_that_cannot_be_read_now_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with publisher(LocalStore(tmp_path)) as log:
+        publish(log, 0, 1)
+
+    def fail(self: LocalStore, name: str) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(LocalStore, "read", fail)
+    with pytest.raises(WeightLogError, match=r"cannot be used: .*Input/output error"):
+        publisher(LocalStore(tmp_path))
+    monkeypatch.undo()
+    with publisher(LocalStore(tmp_path)) as log:
+        assert log.versions() == (0, 1)
 
 
 def test_a_broken_chain_names_the_file_and_what_to_do(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ class MemoryWeights:
     def rewind(self, version: int) -> list[int]:
         return []
 
+    def drop_superseded(self) -> None: ...
+
     def pin(self, version: int, by: str) -> None: ...
 
     def unpin(self, version: int, by: str) -> None: ...
@@ -136,7 +138,7 @@ class DirectScorer:
 
     def score_group(self, answers: Answers, of: Sequence[str] = ()) -> "Future[list[Outcome]]":
         done: Future[list[Outcome]] = Future()
-        done.set_result([outcome for outcome, _ in examine(self.task.rewards, self.task.reward_range, answers)])
+        done.set_result([*examine(self.task.rewards, self.task.reward_range, answers)])
         return done
 
 

@@ -74,33 +74,31 @@ def eval_(
     """Evaluate a run on the prompts it held out, a model, or the groups in a log: `offbeat eval runs/one`."""
     is_log = has_log(source)
     chosen = make_task(task, settings) if task is not None else None
-    with plain_errors():
-        if is_log:
-            from offbeat.evaluation import evaluate as estimate
+    if is_log:
+        from offbeat.evaluation import evaluate as estimate
 
-            found, size = _from_log(source, chosen, tokenizer, slice_by or (chosen.slice_by if chosen else "task"))
-            rows = estimate(found, k or [size], correct_at=correct_at)
-        else:
-            from offbeat.api import evaluate
+        found, size = _from_log(source, chosen, tokenizer, slice_by or (chosen.slice_by if chosen else "task"))
+        rows = estimate(found, k or [size], correct_at=correct_at)
+    else:
+        from offbeat.api import evaluate
 
-            with plain_errors(code=2):
-                rows = evaluate(
-                    source, chosen, prompts=prompts, samples=samples, k=k or (), temperature=temperature,
-                    greedy=greedy, before=before, max_tokens=max_tokens, seed=seed, slice_by=slice_by,
-                    correct_at=correct_at, workers=workers, chat_template_kwargs=template_variables(chat_template),
-                )  # fmt: skip
-            typer.echo(f"{rows[0].prompts} distinct {rows[0].origin}")
-        _print(rows)
+        with plain_errors(code=2):
+            rows = evaluate(
+                source, chosen, prompts=prompts, samples=samples, k=k or (), temperature=temperature,
+                greedy=greedy, before=before, max_tokens=max_tokens, seed=seed, slice_by=slice_by,
+                correct_at=correct_at, workers=workers, chat_template_kwargs=template_variables(chat_template),
+            )  # fmt: skip
+        typer.echo(f"{rows[0].prompts} distinct {rows[0].origin}")
+    _print(rows)
 
 
 def _from_log(
     uri: str, task: "Task | None", tokenizer: Path | None, column: str | None
 ) -> "tuple[list[Attempts], int]":
     """Return the attempts at each prompt, over all its groups, and the size of the largest group."""
-    from offbeat.evaluation import Attempts
+    from offbeat.evaluation import Attempts, counted
     from offbeat.experience.reader import LogReader
     from offbeat.experience.schema import Tables
-    from offbeat.types import Score
 
     stored = StoredGroups(LogReader(Tables.open(uri)), uri, task, tokenizer)
     answer = task.answer if task is not None and stored.has_tokenizer else None
@@ -109,7 +107,7 @@ def _from_log(
     largest = 0
     for group in stored.groups():
         key = group.prompt.id, _slice(group, column)
-        given = [c.score.reward if isinstance(c.score, Score) else None for c in group.completions]
+        given = [counted(c.score) for c in group.completions]
         rewards.setdefault(key, []).extend(given)
         if answer is not None:
             answers.setdefault(key, []).extend(answer(stored.text(c)) for c in group.completions)
@@ -131,7 +129,9 @@ def _print(rows: "list[EvaluationRow]") -> None:
 
     width = None if sys.stdout.isatty() else WIDE
     Console(width=width).print(_compared(rows) if rows[0].before else _by_slice(rows))
-    typer.echo("means over prompts, with 95 % intervals over prompts in brackets; unscorable completions do not count")
+    typer.echo(
+        "means over prompts; in brackets 95 % intervals, which hold unscorable completions as wrong and as right"
+    )
 
 
 def _by_slice(rows: "list[EvaluationRow]") -> "Table":
@@ -239,7 +239,7 @@ def _score_all(stored: StoredGroups, pool: "ScoringPool") -> "Iterator[tuple[Gro
 
 
 def _wait(group: "Group", future: "Future[list[Outcome]]") -> "Iterator[tuple[Group, Completion, Outcome]]":
-    outcomes = future.result(timeout=600.0)  # the pool's own deadlines are much shorter
+    outcomes = future.result()  # the pool ends every completion
     yield from ((group, *pair) for pair in zip(group.completions, outcomes, strict=True))
 
 

@@ -77,8 +77,6 @@ def init(
         except FileExistsError:
             elsewhere = "another name" if file == out else "a file in another directory"
             raise typer.BadParameter(f"{file} already exists; delete it, or choose {elsewhere} with --out") from None
-        except OSError as error:
-            raise typer.BadParameter(f"{file} cannot be written: {error}") from error
     typer.echo(f"{' and '.join(map(str, reversed(files)))} written; the first lines of {out} say what it needs. next:")
     if data is not None and "raise NotImplementedError" in files[task]:
         typer.echo(f"  write the function reward in {task}")

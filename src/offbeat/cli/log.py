@@ -291,12 +291,11 @@ def feedback(
     from offbeat.experience.score_join import FEEDBACK_ROLES, ScoreJoin
 
     place, limits = find_log(log_or_run), parse_range(reward_range)
-    with plain_errors():
-        rules = _rules(place.uri, limits)
-        join = ScoreJoin(parse_columns(columns, FEEDBACK_ROLES), scorer, replace, rules)
-        records = _read(scores)
-        with ExperienceLog.open(place.uri, rules=rules) as log, write_refusals(refused) as on_refusal:
-            tally = join.run(log, records, on_batch=_show_scores, on_refusal=on_refusal)
+    rules = _rules(place.uri, limits)
+    join = ScoreJoin(parse_columns(columns, FEEDBACK_ROLES), scorer, replace, rules)
+    records = _read(scores)
+    with ExperienceLog.open(place.uri, rules=rules) as log, write_refusals(refused) as on_refusal:
+        tally = join.run(log, records, on_batch=_show_scores, on_refusal=on_refusal)
     typer.echo(printable(str(tally)))
     wrong = sum(tally.refused.values())
     if wrong and (strict or wrong == tally.lines):
@@ -370,28 +369,25 @@ def import_(
     from offbeat.experience.validation import ValidationRules
 
     name, limits, place = task and stored_task_name(task), parse_range(reward_range), locate_log(into)
-    with plain_errors():
-        records = find_records(file, split)
-        layout = layout_of(records, parse_columns(columns), [column for column in keep.split(",") if column])
-        typer.echo(printable(f"detected: {layout}"))
-        if name is None and not (layout.shape is RowShape.EXPORT or "task" in layout.columns):
-            name = Path(file).name.partition(".")[0]
-            typer.echo(
-                printable(f"  the groups are named after the file, as those of task {name}; --task names another")
-            )
-        if limits and name is None:
-            raise typer.BadParameter("--reward-range applies to one task; give its name with --task")
-        encoder = None
-        if tokenizer:
-            loaded = load_tokenizer(tokenizer, template_variables(chat_template))
-            in_messages = "messages" in layout.kinds.values()
-            encoder = _make_encoder(tokenizer, loaded, chat=chat, in_messages=in_messages)
-            vocab_size = vocab_size or len(loaded)
-        rules = ValidationRules(vocab_size, {name: limits} if name and limits else {})
-        found = read_groups(records, layout, ImportDefaults(name, source, encoder))
-        opened = nullcontext() if dry_run and not has_log(place.uri) else ExperienceLog.open(place.uri, rules=rules)
-        with opened as log, write_refusals(refused) as on_refusal:
-            tally = import_into(log, found, rules=rules, dry_run=dry_run, on_batch=_show_groups, on_refusal=on_refusal)
+    records = find_records(file, split)
+    layout = layout_of(records, parse_columns(columns), [column for column in keep.split(",") if column])
+    typer.echo(printable(f"detected: {layout}"))
+    if name is None and not (layout.shape is RowShape.EXPORT or "task" in layout.columns):
+        name = Path(file).name.partition(".")[0]
+        typer.echo(printable(f"  the groups are named after the file, as those of task {name}; --task names another"))
+    if limits and name is None:
+        raise typer.BadParameter("--reward-range applies to one task; give its name with --task")
+    encoder = None
+    if tokenizer:
+        loaded = load_tokenizer(tokenizer, template_variables(chat_template))
+        in_messages = "messages" in layout.kinds.values()
+        encoder = _make_encoder(tokenizer, loaded, chat=chat, in_messages=in_messages)
+        vocab_size = vocab_size or len(loaded)
+    rules = ValidationRules(vocab_size, {name: limits} if name and limits else {})
+    found = read_groups(records, layout, ImportDefaults(name, source, encoder))
+    opened = nullcontext() if dry_run and not has_log(place.uri) else ExperienceLog.open(place.uri, rules=rules)
+    with opened as log, write_refusals(refused) as on_refusal:
+        tally = import_into(log, found, rules=rules, dry_run=dry_run, on_batch=_show_groups, on_refusal=on_refusal)
     typer.echo(printable(str(tally)))
     if tally.awaited and not dry_run:
         typer.echo(printable(f"to see what waits for a score: offbeat log pending {into}"))
@@ -460,9 +456,11 @@ def _apply_template(
     from jinja2 import TemplateError
 
     from offbeat.experience.importing.records import UnreadableCell
+    from offbeat.tasks.tokenizer import rendering
 
     try:
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=not answered, return_dict=False))
+        with rendering():
+            return list(tokenizer.apply_chat_template(messages, add_generation_prompt=not answered, return_dict=False))
     except TemplateError as error:
         raise UnreadableCell(f"the chat template refuses the prompt: {error!s:.120}") from error
 

@@ -71,10 +71,7 @@ def write_refusals(file: Path | None) -> "Iterator[OnRefusal]":
     if file is None:
         yield lambda where, refusal: None
         return
-    try:
-        lines = file.open("w", encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"--refused {file} cannot be written: {error.strerror}") from error
+    lines = file.open("w", encoding="utf-8")
 
     def write(where: str, refusal: "Refusal") -> None:
         entry = {"where": where, "reason": str(refusal.reason), "detail": refusal.detail}

@@ -51,12 +51,8 @@ def report(
 def _write(paths: Sequence[Path], names: Sequence[str], to: Path) -> None:
     from offbeat.reports.page import write_report
 
-    try:
-        with plain_errors(code=2):
-            conclusion = write_report(paths, to, names)
-    except OSError as error:
-        typer.echo(printable(str(error)), err=True)
-        raise typer.Exit(2) from error
+    with plain_errors(code=2):
+        conclusion = write_report(paths, to, names)
     typer.echo(printable(conclusion))
     typer.echo(f"written to {to}")
 

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TextIO, cast
 
 import typer
 
-from offbeat.errors import OffbeatError
+from offbeat.errors import OffbeatError, first_line
 from offbeat.working import SOON, Working
 
 P = ParamSpec("P")
@@ -51,7 +51,7 @@ class _NoticedStream:
 def plain_errors(advice: str = "", *, code: int = 1) -> Iterator[None]:
     """End the command with the message of an `OffbeatError`, then `advice`, without a traceback.
 
-    A file that cannot be opened, read or written is a sentence too.
+    A file that cannot be opened, read or written is a sentence too, and so is data too deep or too large to be read.
 
     `code` is the exit code: 2 if an argument is wrong, 1 if the work fails.
     """
@@ -59,16 +59,18 @@ def plain_errors(advice: str = "", *, code: int = 1) -> Iterator[None]:
         yield
     except OffbeatError as error:
         typer.echo(printable(str(error)), err=True)
-        if advice:
+        if advice and "offbeat resume" not in str(error):
             typer.echo(advice, err=True)
         raise typer.Exit(code) from error
     except OSError as error:
-        if error.filename is None:  # not about a file: a bug, or a broken pipe
+        if isinstance(error, BrokenPipeError):  # nobody reads any more: there is nobody to tell
             raise
-        why = (
-            f"{error.filename}: {error.strerror or type(error).__name__}; check the path, its permissions and the disk"
-        )
-        typer.echo(printable(why), err=True)
+        why = ": ".join(str(one) for one in (error.filename, error.strerror or repr(error)) if one is not None)
+        typer.echo(printable(f"{why}; check the path, its permissions and the disk"), err=True)
+        raise typer.Exit(code) from error
+    except (RecursionError, MemoryError, OverflowError, UnicodeError) as error:
+        why = f"{type(error).__name__}: {first_line(error)}; something is nested too deeply, too large, or not text"
+        typer.echo(printable(f"{why}: check the files that the command reads"), err=True)
         raise typer.Exit(code) from error
 
 
@@ -77,7 +79,7 @@ def interruptible(command: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        with stopped_by_ctrl_c():
+        with plain_errors(), stopped_by_ctrl_c():
             command(*args, **kwargs)
 
     return wrapped

@@ -1,13 +1,15 @@
 """`offbeat train`, `resume` and `worker`: run the loop with the live view, or generate for it from elsewhere."""
 
+import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
 from offbeat.cli.check import Accept, Settings, checked
 from offbeat.cli.terminal import plain_errors, printable, stopped_by_ctrl_c
+from offbeat.working import SOON, Working
 
 if TYPE_CHECKING:
     from offbeat.config import Config
@@ -40,20 +42,15 @@ def resume(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Continue although task data, rewards or offbeat changed")
     ] = False,
+    settings: Settings = None,
+    from_step: Annotated[int | None, typer.Option(min=0, help="Go back to the checkpoint of this step")] = None,
 ) -> None:
-    """Resume a run from its last checkpoint: `offbeat resume runs/one`."""
-    from offbeat.run.directory import RunDirectory, RunLock, require_same_inputs
+    """Resume a run from its last checkpoint: `offbeat resume runs/one`. `--set` may change the optimizer's settings."""
+    from offbeat.run.directory import RunDirectory, prepare_resume
 
     directory = RunDirectory(run)
-    with plain_errors(code=2):
-        config = directory.config()
-        lock = RunLock(directory)  # fails before anything heavy is imported if the run is already running
-        try:
-            if not accept_changes:
-                require_same_inputs(directory, config)
-        except BaseException:
-            lock.release()
-            raise
+    with plain_errors(code=2), Working("looking at the newest checkpoint", after=SOON):
+        config, lock = prepare_resume(directory, settings or [], from_step, accept_changes=accept_changes)
     with stopped_by_ctrl_c(_proceed(directory)):
         drive(config.model_copy(update={"steps": steps}) if steps else config, directory, lock)
         _print_next(directory)
@@ -99,7 +96,8 @@ def worker(
     The run's own configuration says which model, task, engine and sampling to use. `--set` overrides it for this
     machine, for example `--set model.path=/data/model`. The worker reads policies from the run's weight log, checks
     each against its probe before it writes a group, and appends to the run's experience log. It may join and leave at
-    any time. Ctrl-C returns the prompts it has begun and ends.
+    any time. Ctrl-C returns the prompts it has begun and ends. So does the end of the run, or two minutes without its
+    driver.
 
     If the run is on Ray, this machine joins its cluster and the run starts the workers.
     """
@@ -114,8 +112,7 @@ def worker(
             raise RunError(f"{directory.path} has finished: there is nothing to generate for")
     if config.run.mode == "lockstep":
         typer.echo("this run is in lockstep mode: with groups from outside it does not repeat bit for bit", err=True)
-    with plain_errors():
-        _serve(config, directory, name, groups, per_version or _in_time(config))
+    _serve(config, directory, name, groups, per_version or _in_time(config))
 
 
 def _find_run(run: Path, settings: list[str]) -> "tuple[Config, RunDirectory]":
@@ -162,11 +159,11 @@ def _serve(config: "Config", directory: "RunDirectory", name: str, groups: int, 
         context.subscribe(name) as policies,
     ):
         made = make_worker(context, name, prompts, pool, log, policies, partial(start_engine, config))
-        asyncio.run(_work(made, groups))
+        why = asyncio.run(_work(made, groups, directory))
         tally = made.tally
         typer.echo(
             f"{tally.groups} groups, {tally.tokens} tokens, {tally.loads} versions loaded, "
-            f"{tally.discarded} groups discarded, {tally.starts} engine starts"
+            f"{tally.discarded} groups discarded, {tally.starts} engine starts" + (f"; {why}" if why else "")
         )
 
 
@@ -180,11 +177,29 @@ def _join_ray(directory: "RunDirectory", slots: int) -> NoReturn:
     os.execvp(command[0], command)
 
 
-async def _work(worker: "Worker", groups: int) -> None:
-    """Run until interrupted or until `groups` are written; print problems as they happen."""
+DRIVER_GONE: Final = 120.0
+"""A worker ends after so many seconds without a driver: a run that crashed may be resumed before that."""
+
+
+def _why_over(directory: "RunDirectory", joined: float) -> str:
+    """Say why a worker has no run to generate for; empty if it has one."""
+    from offbeat.run.journal import read
+
+    heartbeat = directory.lock.stat().st_mtime if directory.lock.exists() else 0.0
+    if (silent := time.time() - max(joined, heartbeat)) < 3:  # the driver touches the file every second
+        return ""
+    events = read(directory.events) if directory.events.exists() else ()
+    if any(one["kind"] == "ended" and float(str(one["at"])) > joined for one in events):
+        return "the run has ended"
+    return f"the run has had no driver for {silent:.0f} s" if silent > DRIVER_GONE else ""
+
+
+async def _work(worker: "Worker", groups: int, directory: "RunDirectory") -> str:
+    """Run until interrupted, until `groups` are written, or until the run is over; then return why. Print problems."""
     import asyncio
     import signal
 
+    joined, looked, why = time.time(), time.time(), ""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, worker.stop)
@@ -200,4 +215,9 @@ async def _work(worker: "Worker", groups: int) -> None:
             typer.echo(f"serving version {version}: {worker.verdict}")
         if groups and worker.tally.groups >= groups:
             worker.stop()
+        if not why and time.time() > looked + 2:
+            looked, why = time.time(), await asyncio.to_thread(_why_over, directory, joined)
+            if why:
+                worker.stop()
     await running
+    return why

@@ -209,6 +209,8 @@ class TomlFile:
     def read(cls, path: Path, settings: Sequence[str] = ()) -> "TomlFile":
         """Read a file and apply `settings` to it."""
         try:
+            if not path.is_file():  # a FIFO would wait for its writer, and a device may have no end
+                raise FileNotFoundError
             text = path.read_text(encoding="utf-8")
             data = with_tables(tomllib.loads(text))
         except (FileNotFoundError, IsADirectoryError):

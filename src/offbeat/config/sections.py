@@ -343,6 +343,8 @@ class OptimizerConfig(Section):
     """AdamW's weight decay. Applies to matrices only."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Limit of the norm over all gradients; larger gradients are scaled down. Lower it if grad_norm jumps."""
+    max_step_drift: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """A step that moves the policy further ends the run before it is published or saved. 1 allows every step."""
 
 
 class TrainerConfig(Section):

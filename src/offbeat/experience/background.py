@@ -139,6 +139,8 @@ def after_all(futures: Sequence["Future[None]"], result: R) -> "Future[R]":
             remaining -= 1
             if remaining > 0:
                 return
+        if not combined.set_running_or_notify_cancel():  # a run that ends at once no longer waits for it
+            return
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             combined.set_exception(errors[0])

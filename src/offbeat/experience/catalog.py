@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from offbeat.experience.feedback import ScoreCard
+from offbeat.experience.feedback import ScoreCard, bounded
 from offbeat.experience.lance_table import TAKE_ROWS
 from offbeat.experience.schema import Snapshot, Tables, score_from
 from offbeat.types import Score, Unscorable
@@ -199,6 +199,10 @@ class Catalog:
                 rows[position] = row
         return rows
 
+    def every_row_of(self, ids: Sequence[str]) -> Ints:
+        """Return all rows of these ids, repeats included; a row of another id with the same hash may be among them."""
+        return self._row_by_id.find(hashes(ids))[1]
+
     def ordinals(self, rows: Ints) -> Ints:
         """Return the ordinal of each row."""
         return rows - np.searchsorted(self._repeated, rows)
@@ -274,8 +278,8 @@ class ScoreIndex:
             late.setdefault(position, {})[completion_id] = score
         return late
 
-    def cards(self, rows: Ints, now: Snapshot) -> list[ScoreCard]:
-        """Return the scores of the groups in these rows, late ones filled in."""
+    def cards(self, rows: Ints, now: Snapshot, *, raw: bool = False) -> list[ScoreCard]:
+        """Return the scores of the groups in these rows, late ones filled in; those out of bounds only if `raw`."""
         if not len(rows):
             return []
         names = ["group_id", "prompt_id", "task", "completion_ids", "rewards", "unscorable"]
@@ -285,6 +289,7 @@ class ScoreIndex:
             group_id, prompt_id, task, ids, rewards, reasons = values
             scores = {n: score_from(r, u, "", None) for n, r, u in zip(ids, rewards, reasons, strict=True)}
             scores.update(late.get(i, {}))
+            scores = scores if raw else {name: bounded(one) for name, one in scores.items()}
             cards.append(ScoreCard(group_id, prompt_id, task, scores))
         return cards
 

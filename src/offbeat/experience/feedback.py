@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from offbeat.types import Completion, Group, Score, Unscorable
+from offbeat.types import Completion, Group, Score, Unscorable, is_reward
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class Deadline:
         return Unscorable("timeout", f"no feedback within {self.seconds:g} s of being appended")
 
 
+def bounded(score: Score | Unscorable | None) -> Score | Unscorable | None:
+    """Return a stored score; None, as if it had never come, for a reward that an earlier release let in."""
+    return None if isinstance(score, Score) and not is_reward(score.reward) else score
+
+
 def merge(group: Group, scores: Mapping[str, Score | Unscorable]) -> Group:
     """Return the group with late scores filled in, by completion id.
 
@@ -72,5 +77,6 @@ def merge(group: Group, scores: Mapping[str, Score | Unscorable]) -> Group:
     >>> merge(group, {"g7/0": Score(1.0)}).scored
     True
     """
-    merged = (replace(c, score=scores[c.id]) if c.id in scores else c for c in group.completions)
+    now = [bounded(scores.get(c.id, c.score)) for c in group.completions]
+    merged = (c if one is c.score else replace(c, score=one) for c, one in zip(group.completions, now, strict=True))
     return replace(group, completions=tuple(merged))

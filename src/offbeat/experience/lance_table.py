@@ -133,9 +133,12 @@ class Table:
         self._committing = threading.Lock()  # the threads of a process take turns, so that none of them starves
         if self._path is not None:
             set_aside_torn_manifests(self._path)
+        self._schema = schema
         self._dataset = self._open_or_create(schema, create)
-        self._add_missing_columns(schema)
-        if not self._dataset.schema.equals(schema):
+        if create:
+            self._add_missing_columns(schema)
+        present = self._dataset.schema
+        if not present.equals(schema) and (create or not _is_earlier(present, schema)):
             raise LogReadError(
                 f"{uri} does not have the columns that this version of offbeat writes; read it with the version that"
                 f" wrote it, or export it with that version and import it again"
@@ -144,10 +147,9 @@ class Table:
     def _add_missing_columns(self, schema: pa.Schema) -> None:
         """Add the nullable columns at the end that an earlier version of offbeat did not write; they hold null."""
         present = self._dataset.schema
-        added = list(schema)[len(present) :]
-        older = present.equals(pa.schema(list(schema)[: len(present)]))
-        if not added or not older or not all(field.nullable for field in added):
+        if not _is_earlier(present, schema):
             return
+        added = list(schema)[len(present) :]
         try:
             self._dataset.add_columns(pa.schema(added))
         except LANCE_ERRORS as error:
@@ -207,7 +209,14 @@ class Table:
             ) from error
 
     def _open(self) -> lance.LanceDataset:
-        return lance.dataset(self.uri, storage_options=self._options, session=_session(os.getpid()))
+        dataset = lance.dataset(self.uri, storage_options=self._options, session=_session(os.getpid()))
+        try:
+            _ = dataset.schema
+        except BaseException as error:  # Lance panics if a type in a manifest is damaged
+            if not is_lance_error(error):
+                raise
+            raise LogReadError(f"cannot open {self.uri}: {' '.join(str(error).split())[:200]}") from None
+        return dataset
 
     def append(self, rows: pa.Table) -> None:
         """Add all rows or none. When this returns, they are committed and on disk."""
@@ -281,7 +290,21 @@ class Table:
 
     def take(self, rows: NDArray[np.int64], columns: list[str] | None = None) -> pa.Table:
         """Return the rows with these ids, in this order."""
-        return self._read(lambda dataset: _take(dataset, rows, columns))
+        return self._read(lambda dataset: self._take(dataset, rows, columns or self._schema.names))
+
+    def _take(self, dataset: lance.LanceDataset, rows: NDArray[np.int64], columns: list[str]) -> pa.Table:
+        return self._with_missing(_take(dataset, rows, self._present(dataset, columns)), columns)
+
+    def _present(self, dataset: lance.LanceDataset, columns: list[str]) -> list[str]:
+        return [name for name in columns if name in dataset.schema.names]
+
+    def _with_missing(self, found: pa.Table, columns: list[str]) -> pa.Table:
+        """Add columns that an earlier version of offbeat did not write: reading changes no table."""
+        for place, name in enumerate(columns):
+            if name not in found.column_names:
+                field = self._schema.field(name)
+                found = found.add_column(place, field, pa.nulls(found.num_rows, field.type))
+        return found
 
     def scan(self, start: int, stop: int, columns: list[str], where: str | None = None) -> pa.Table:
         """Return rows [start, stop) that match the SQL condition, in commit order, with their ids as `_rowid`."""
@@ -296,8 +319,9 @@ class Table:
                 )
             if where is None and 0 < stop - start <= TAKE_ROWS:
                 rows = np.arange(start, stop)
-                return _take(dataset, rows, columns).append_column("_rowid", pa.array(rows, pa.uint64()))
-            return dataset.to_table(columns=[*columns, "_rowid"], filter=condition).sort_by("_rowid")
+                return self._take(dataset, rows, columns).append_column("_rowid", pa.array(rows, pa.uint64()))
+            names = [*self._present(dataset, columns), "_rowid"]
+            return self._with_missing(dataset.to_table(columns=names, filter=condition), columns).sort_by("_rowid")
 
         return self._read(scan)
 
@@ -349,7 +373,15 @@ class Table:
             if len(manifests) > MOST_VERSIONS:
                 age = timedelta(seconds=time.time() - manifests[MOST_VERSIONS].stat().st_mtime)
                 older_than = min(older_than, max(age, SHORTEST_KEEP))
-        self.refresh().cleanup_old_versions(older_than=older_than)
+        newest = self.refresh()
+        self._force_manifest(newest.version)  # another process may have committed it and not forced it to disk yet
+        newest.cleanup_old_versions(older_than=older_than)
+
+
+def _is_earlier(present: pa.Schema, schema: pa.Schema) -> bool:
+    """Return True if a schema lacks only nullable columns at the end, as one of an earlier version of offbeat does."""
+    earlier, added = pa.schema(list(schema)[: len(present)]), list(schema)[len(present) :]
+    return bool(added) and present.equals(earlier) and all(field.nullable for field in added)
 
 
 def _take(dataset: lance.LanceDataset, rows: NDArray[np.int64], columns: list[str] | None) -> pa.Table:
@@ -469,27 +501,4 @@ def count_rows(table: Path, manifest: Path | None = None) -> int | None:
         except BaseException as error:
             if not is_lance_error(error):
                 raise
-    return None
-
-
-def find_unreadable_rows(table: Path, schema: pa.Schema) -> str | None:
-    """Read every row of the newest version; return the first error, or None."""
-    try:
-        dataset = lance.dataset(str(table), session=lance.Session())
-        names = set(dataset.schema.names)
-        if not dataset.schema.equals(schema) and not all(f.nullable for f in schema if f.name not in names):
-            return "it does not have the columns of an experience log"
-        for fragment in dataset.get_fragments():
-            for file in fragment.metadata.files:
-                found, size = (table / "data" / file.path).stat().st_size, file.file_size_bytes
-                if size and found != size:
-                    return f"data/{file.path} has {found} bytes instead of {size}"
-        dataset.validate()
-        rows = sum(batch.num_rows for batch in dataset.to_batches(batch_size=256))
-        if rows != dataset.count_rows():
-            return f"{rows} of {dataset.count_rows()} rows can be read"
-    except BaseException as error:
-        if not is_lance_error(error):
-            raise
-        return " ".join(str(error).split())[:300]
     return None

@@ -148,6 +148,8 @@ class Ledger:
     """Groups that were trained or dropped but never appended."""
     updates: Mapping[str, UpdateCount] = field(default_factory=dict)
     """By trainer."""
+    damaged: tuple[str, ...] = ()
+    """What is wrong with events that are not as they were written. They are not counted."""
     counts: Mapping[Fate, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -174,6 +176,11 @@ class Ledger:
         `made` is how many updates the optimizer of each trainer has counted, by the name of the trainer: the ledger
         must have recorded as many.
         """
+        if self.damaged:
+            raise ConservationError(
+                f"{len(self.damaged)} events are lost or damaged ({'; '.join(self.damaged[:3])}), and are not counted: "
+                "the storage changed the log"
+            )
         if self.unaccounted:
             some = ", ".join(self.unaccounted[:5])
             raise ConservationError(
@@ -204,14 +211,28 @@ class Ledger:
             f"{drops} dropped ({causes}) + {self.counts[Fate.IN_FLIGHT]} in flight"
         ) + (f" + {unfinished} unfinished" if (unfinished := self.counts[Fate.UNFINISHED]) else "")
 
+    def false_steps(self, recorded: Mapping[int, tuple[int, float | None]]) -> list[str]:
+        """Say where groups and updates of a step differ from the record's; None if it has no updates."""
+        found: dict[int, list[int | None]] = {}
+        for entry in self.fates.values():
+            for step, updates in zip(entry.steps, entry.updates, strict=True):
+                found.setdefault(step, []).append(updates)
+        return [
+            f"step {step}: {groups} groups and {made} updates in events.jsonl, {len(own)} and {own[:1]} in the ledger"
+            for step, (groups, made) in sorted(recorded.items())
+            if groups != len(own := found.get(step, [])) or (None not in (made, *own) and {made} != {*own})
+        ]
+
 
 def settle(
     stored: Iterable[str],
     events: Iterable[LedgerEvent],
     refused: Iterable[tuple[str, str]] = (),
     *,
+    invalid: Mapping[str, str] | None = None,
     repeated: int = 0,
     conflicts: int = 0,
+    damaged: tuple[str, ...] = (),
 ) -> Ledger:
     """Compute the ledger from stored group ids, events in commit order, and refusals as (id, reason).
 
@@ -229,6 +250,7 @@ def settle(
     fates |= {group_id: GroupFate(Fate.QUARANTINED, cause=reason) for group_id, reason in refused}
     stored_ids = set(stored)
     fates |= dict.fromkeys(stored_ids, GroupFate(Fate.WAITING))
+    fates |= {one: GroupFate(Fate.QUARANTINED, cause=why) for one, why in (invalid or {}).items() if one in stored_ids}
     unaccounted: dict[str, None] = {}
     for event in dict.fromkeys(valid):  # an event recorded twice counts once
         if event.event is not LedgerEventKind.TRAINED and event.event not in _DROP_EVENTS:
@@ -237,7 +259,7 @@ def settle(
             fates[event.group_id] = _apply(event, fates[event.group_id])
         else:
             unaccounted[event.group_id] = None
-    return Ledger(fates, repeated, conflicts, tuple(unaccounted), count_updates(valid))
+    return Ledger(fates, repeated, conflicts, tuple(unaccounted), count_updates(valid), damaged)
 
 
 def count_updates(events: Iterable[LedgerEvent]) -> dict[str, UpdateCount]:
@@ -396,6 +418,8 @@ class OwnRun:
     id: str
     shared: bool = False
     """True if other runs write to the log too."""
+    past: tuple[tuple[str, int], ...] = ()
+    """The runs that this one was copied from. What they did up to the given step is its own."""
 
     @property
     def prefix(self) -> str:
@@ -413,30 +437,49 @@ class OwnRun:
 
     @cached_property
     def _admitted(self) -> re.Pattern[str]:
-        return re.compile(rf"{re.escape(self.prefix)}-\d+")
+        prefixes = [f"g {run}" for run in (self.id, *dict(self.past))] if self.shared else [self.prefix]
+        return re.compile(rf"^(?:{'|'.join(map(re.escape, prefixes))})-[0-9]+$")
 
-    def owns(self, run: str | None, group_id: str) -> bool:
+    def adopt(self, events: Iterable[LedgerEvent]) -> list[LedgerEvent]:
+        """Return the events of a log that no rewind cancels, those of the past as this run's own."""
+        past = {f"trainer {run}": step for run, step in self.past if self.shared}
+        return [
+            replace(one, by=self.trainer) if one.step is not None and one.step <= past.get(one.by, -1) else one
+            for one in without_rewound(events)
+        ]
+
+    def owns(self, run: str | None, group_id: str, version: int | None = None) -> bool:
         """True if the versions of a group are of this run. Earlier releases recorded no run."""
         if run is not None:
-            return run == self.id
+            return run == self.id or any(
+                run == one and (not self.shared or (version or 0) <= step) for one, step in self.past
+            )
         return not self.shared or not self.is_guest(group_id)
+
+    @property
+    def scope(self) -> LedgerScope:
+        """The part of a shared log that is this run's."""
+        return LedgerScope(self.trainer, lambda group_id: group_id.startswith(f"{self.prefix}-"))
 
     def is_guest(self, group_id: str) -> bool:
         """True for a group that the run did not admit: a worker outside of it made it, at its own pace."""
-        return self._admitted.fullmatch(group_id) is None
+        return self._admitted.match(group_id) is None
 
     def masks(self, rows: "pa.Table") -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return which rows of the table `groups` are of this run, and which of those are guests."""
         import pyarrow.compute as pc  # here, because commands that need no log read the names of runs
 
-        admitted = pc.match_substring_regex(rows["group_id"], rf"^\Q{self.prefix}\E-[0-9]+$").to_numpy()
+        admitted = pc.match_substring_regex(rows["group_id"], self._admitted.pattern).to_numpy()
         own = pc.fill_null(pc.equal(rows["run"], self.id), False).to_numpy()
+        for run, step in self.past:
+            in_time = pc.less_equal(rows["oldest_version"], step if self.shared else 2**31 - 1)
+            own = own | pc.fill_null(pc.and_(pc.equal(rows["run"], run), in_time), False).to_numpy()
         own |= rows["run"].is_null().to_numpy() & (admitted | (not self.shared))
         return own, own & ~admitted
 
     def view(self, group: Group) -> Group:
         """Return the group as this run sees it: without versions if they are another run's."""
         spans = next((one.versions for one in group.completions if one.versions), ())
-        if not spans or self.owns(spans[0].run, group.id):
+        if not spans or self.owns(spans[0].run, group.id, group.oldest_version):
             return group
         return replace(group, completions=tuple(replace(one, versions=()) for one in group.completions))

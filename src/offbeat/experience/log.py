@@ -17,6 +17,7 @@ remembers the id; otherwise readers find it and the ledger counts it as a confli
 """
 
 import os
+import secrets
 import socket
 import threading
 import time
@@ -33,7 +34,7 @@ from offbeat.experience.feedback import Deadline, LateScore, Overdue
 from offbeat.experience.lance_table import Table
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind, OwnRun
 from offbeat.experience.reader import LogReader
-from offbeat.experience.schema import EVENTS, SCORES, Tables, digest, group_rows, score_fields
+from offbeat.experience.schema import EVENTS, SCORES, Tables, digest, group_rows, score_fields, seal_rows
 from offbeat.experience.score_join import FeedbackTally, ScoreJoin
 from offbeat.experience.validation import (
     QuarantineEntry,
@@ -295,7 +296,16 @@ class _Submission:
 
 
 def _committer(table: Table) -> Committer[pa.Table]:
-    return Committer(lambda batch: table.append(pa.concat_tables(batch)), table.uri)
+    """Return what commits sealed rows. After a commit that failed, and may be on disk, a new chain begins."""
+    chain, number = "", 0
+
+    def commit(batch: Sequence[pa.Table]) -> None:
+        nonlocal chain, number
+        chain, before, number, rows = "", chain or secrets.token_hex(4), number if chain else 0, pa.concat_tables(batch)
+        table.append(seal_rows(rows, before, number))
+        chain, number = before, number + rows.num_rows
+
+    return Committer(commit, table.uri)
 
 
 def _score_rows(scores: Sequence[LateScore], at: float) -> pa.Table:

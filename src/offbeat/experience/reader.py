@@ -1,6 +1,7 @@
 """Reading the log: snapshots, groups with their late scores, the sampler's rows, the ledger and the totals."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from offbeat.errors import LogReadError
 from offbeat.experience.catalog import SUMMARY, Catalog, Ints, ScoreIndex
-from offbeat.experience.feedback import PendingCompletion, ScoreCard, merge
+from offbeat.experience.feedback import PendingCompletion, ScoreCard, bounded, merge
 from offbeat.experience.index import NO_VERSION, Columns, LogStats, compute_stats, prompt_key
 from offbeat.experience.ledger import (
     Ledger,
@@ -24,13 +25,14 @@ from offbeat.experience.ledger import (
     event_kind,
     settle,
 )
-from offbeat.experience.schema import READ, Snapshot, Tables, digest, groups_from, reward_figures
+from offbeat.experience.schema import FLAT, READ, SealCheck, Snapshot, Tables, digest, groups_from, reward_figures
 from offbeat.experience.validation import QuarantineEntry, Refusal, RefusalReason
 from offbeat.storage.files import local_path
-from offbeat.types import Group
+from offbeat.types import LARGEST_REWARD, REWARD_RULE, Group, Score
 
 _SOURCE_BITS: Final = 31
 """All sources from this number on share one bit."""
+_SUSPECT: Final = LARGEST_REWARD / 1e3  # a reward of G beyond the bound makes mean or deviation bound / (1 + √G)
 
 
 class LogReader:
@@ -123,7 +125,7 @@ class LogReader:
         groups = self._parse(self.tables.groups.take(rows, READ))
         groups = groups if self.own_run is None else [self.own_run.view(group) for group in groups]
         late = self._scores.late(rows, now)
-        return [merge(group, late[i]) if i in late else group for i, group in enumerate(groups)]
+        return [merge(group, late.get(i, {})) for i, group in enumerate(groups)]
 
     def _parse(self, stored: pa.Table) -> list[Group]:
         try:
@@ -155,7 +157,8 @@ class LogReader:
 
     def _unripe(self, where: str, snapshot: Snapshot | None, at_once: int = 256) -> Iterator[tuple[Group, float]]:
         now = self._catch_up(snapshot)
-        found = self.tables.groups.scan(0, now.groups, ["appended_at"], f"awaited > 0 AND {where}")
+        waits = " OR ".join(["awaited > 0", *(f"group_id = {_quoted(one)}" for one in self.out_of_bounds(now))])
+        found = self.tables.groups.scan(0, now.groups, ["appended_at"], f"({waits}) AND {where}")
         appended = dict(zip(_ints(found["_rowid"]).tolist(), found["appended_at"].to_pylist(), strict=True))
         rows = self.catalog.without_repeats(_ints(found["_rowid"]))
         rows = rows[~self.catalog.dropped_by_deadline(rows, now)]
@@ -218,7 +221,7 @@ class LogReader:
             name: summary[name].to_numpy() for name in ("scored", "awaited", "reward_mean", "reward_std", "tokens")
         }
         values = {name: np.nan_to_num(array) for name, array in values.items()}
-        self._apply_late_scores(rows, values, now)
+        self._update_figures(rows, values, now)
         sources = summary["sources"].combine_chunks()
         bits = np.array([1 << min(code, _SOURCE_BITS) for code in self.catalog.sources.values()], np.uint32)
         per_completion = bits[_codes(sources.flatten(), self.catalog.sources)]
@@ -242,9 +245,10 @@ class LogReader:
             guest=guest,  # type: ignore[arg-type]  # None becomes False
         )
 
-    def _apply_late_scores(self, rows: Ints, values: dict[str, NDArray[np.generic]], now: Snapshot) -> None:
-        """Update the figures of groups that got late scores; the stored ones are from the append."""
-        at = np.unique(self.catalog.late_scores(rows, now)[0])
+    def _update_figures(self, rows: Ints, values: dict[str, NDArray[np.generic]], now: Snapshot) -> None:
+        """Update the figures of groups that got late scores, or may have a reward out of bounds."""
+        large = np.maximum(np.abs(values["reward_mean"]), values["reward_std"]) > _SUSPECT
+        at = np.union1d(self.catalog.late_scores(rows, now)[0], np.flatnonzero(large))
         for i, card in zip(at.tolist(), self._scores.cards(rows[at], now), strict=True):
             scored, mean, std = reward_figures(card.scores.values())
             values["scored"][i] = scored
@@ -252,14 +256,28 @@ class LogReader:
             values["reward_mean"][i] = mean or 0.0
             values["reward_std"][i] = std or 0.0
 
+    def out_of_bounds(self, now: Snapshot) -> dict[str, str]:
+        """Return the groups that have a reward, as it is now, that no step can train on: id and reason."""
+        reach = f"abs(reward_mean) > {_SUSPECT} OR reward_std > {_SUSPECT} OR isnan(reward_std)"
+        late = f"isnan(reward) OR abs(reward) > {LARGEST_REWARD}"
+        found = self.tables.groups.scan(0, now.groups, ["group_id"], reach)["group_id"].to_pylist()
+        found += self.tables.scores.scan(0, now.scores, ["group_id"], late)["group_id"].to_pylist()
+        return {
+            card.group_id: f"completion {name} has reward {one.reward:g}; {REWARD_RULE}"
+            for card in self._scores.cards(self.catalog.rows_of(list(dict.fromkeys(found))), now, raw=True)
+            for name, one in card.scores.items()
+            if one is not bounded(one) and isinstance(one, Score)
+        }
+
     def ledger(self, snapshot: Snapshot | None = None, scope: LedgerScope | None = None) -> Ledger:
         """Compute the fate of every group from the log alone; of the groups in `scope` if it is given."""
         now = self._catch_up(snapshot)
         rows = self.catalog.without_repeats(np.arange(now.groups))
         stored = self.tables.groups.scan(0, now.groups, ["group_id"])["group_id"].to_numpy()[rows]
         columns = ["group_id", "event", "step", "cause", "by", "drift", "ess", "updates", "run"]
-        recorded = self.tables.events.scan(0, now.events, columns)
+        recorded, damaged = self._events(now)
         # That a stored group was started or unfinished says nothing more, and most events of a long run say that.
+        starts = recorded.filter(pc.equal(recorded["event"], LedgerEventKind.STARTED))
         early = pc.is_in(recorded["event"], pa.array([LedgerEventKind.STARTED, LedgerEventKind.UNFINISHED, "lost"]))
         of_stored = pc.is_in(recorded["group_id"], pa.array(stored, pa.string()))
         recorded = recorded.filter(pc.invert(pc.and_(early, of_stored)))
@@ -272,16 +290,43 @@ class LogReader:
             (group or f"(refused without an id, row {row})", reason)
             for group, reason, row in zip(*(refusals[c].to_pylist() for c in refusals.column_names), strict=True)
         )
+        if self.own_run is not None and self.own_run.past:
+            events = self.own_run.adopt(events)
         if scope is not None:
             stored, events, refused = scope.restrict(stored.tolist(), events, refused)
-        conflicts = sum(row < now.groups for row in self.catalog.conflicting)
-        return settle(stored, events, refused, repeated=self.catalog.count_repeats(now), conflicts=conflicts)
+        return settle(
+            stored, events, refused, invalid=self.out_of_bounds(now), damaged=damaged,
+            repeated=self.catalog.count_repeats(now), conflicts=self._conflicts(now, starts),
+        )  # fmt: skip
+
+    def _events(self, now: Snapshot) -> tuple[pa.Table, tuple[str, ...]]:
+        """Return the events that are as they were written, and what is wrong with the others."""
+        rows, check = self.tables.events.scan(0, now.events, FLAT["events"]), SealCheck()
+        return rows.filter(pa.array(check.add(rows))), tuple(check.wrong)
+
+    def _conflicts(self, now: Snapshot, starts: pa.Table) -> int:
+        """Count the rows that repeat an id with other content, without what a run generated a second time.
+
+        A run that was killed may do that, and a random reward or a judge then gives other scores. Its worker records a
+        start under the id each time; run and prompt are the same.
+        """
+        rows = np.array([row for row in self.catalog.conflicting if row < now.groups], np.int64)
+        repeated = self.tables.groups.take(rows, ["group_id"])["group_id"].to_pylist() if len(rows) else []
+        every = np.unique(self.catalog.every_row_of(repeated))
+        names, by_id = ["group_id", "run", "prompt_id", "prompt_token_ids"], dict[str, list[tuple[object, ...]]]()
+        for one in self.tables.groups.take(every[every < now.groups], names).to_pylist() if repeated else ():
+            by_id.setdefault(one["group_id"], []).append((one["run"], one["prompt_id"], *one["prompt_token_ids"]))
+        started = Counter(zip(starts["group_id"].to_pylist(), starts["run"].to_pylist(), strict=True))
+        return sum(len({*by_id[one]}) > 1 or started[one, by_id[one][0][0]] < len(by_id[one]) for one in repeated)
 
     def uses(self) -> LogUses:
         """Count how often groups were trained on, by trainer and by task."""
         now = self._catch_up(None)
         columns = ["group_id", "event", "step", "by"]
-        recorded = self.tables.events.scan(0, now.events, columns, "event = 'trained' OR event = 'rewound'")
+        recorded, damaged = self._events(now)
+        if damaged:
+            raise LogReadError(f"{len(damaged)} events in {self.tables.events.uri} are damaged: {damaged[0]}")
+        recorded = recorded.filter(pc.is_in(recorded["event"], pa.array(["trained", "rewound"])))
         events = [
             LedgerEvent(group, LedgerEventKind(event), step, by=by)
             for group, event, step, by in zip(*(recorded[c].to_pylist() for c in columns), strict=True)
@@ -313,7 +358,7 @@ class LogReader:
         try:
             pairs = zip(self._parse(stored), stored["digest"].to_pylist(), strict=True)
             return [group.id for group, written in pairs if digest(group) != written]
-        except LogReadError:  # find the row that cannot even be parsed
+        except (LogReadError, ValueError):  # find the row that cannot even be parsed
             if stored.num_rows == 1:
                 return [str(stored["group_id"][0].as_py())]
             return [name for at in range(stored.num_rows) for name in self._damaged(stored.slice(at, 1))]

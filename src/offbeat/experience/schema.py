@@ -11,16 +11,19 @@ whole columns at a time, and reading copies nothing.
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offbeat.errors import LogReadError
 from offbeat.experience.lance_table import Table, exists, written_versions
+from offbeat.storage.files import local_path, require_plain_tree
 from offbeat.types import UNKNOWN, Completion, Finish, Group, Json, Prompt, Score, Unscorable, VersionSpan
 
 SCHEMA_VERSION: Final = 1
@@ -109,8 +112,75 @@ QUARANTINE: Final = pa.schema(
 """What validation refused, and why."""
 
 
-SCHEMAS: Final = {"groups": GROUPS, "scores": SCORES, "events": EVENTS, "quarantine": QUARANTINE}
+SEAL: Final = pa.field("seal", pa.string())
+"""The last column: writer, number of the row, and a hash of both and of what is no list. Null: an earlier version."""
+_TABLES = {"groups": GROUPS, "scores": SCORES, "events": EVENTS, "quarantine": QUARANTINE}
+SCHEMAS: Final = {name: schema.append(SEAL) for name, schema in _TABLES.items()}
 """The tables of a log by name, in the order in which they are created."""
+FLAT: Final = {name: [one.name for one in schema if not pa.types.is_list(one.type)] for name, schema in SCHEMAS.items()}
+"""By table, the seal and the columns that it covers: `digest` covers the others."""
+
+
+def seal_rows(rows: pa.Table, chain: str, first: int) -> pa.Table:
+    """Return the rows with seals, numbered from `first` in the chain of a writer."""
+    seals = [_seal(f"{chain}-{number}", text) for number, text in enumerate(_flat_texts(rows), first)]
+    return rows.append_column(SEAL, pa.array(seals, pa.string()))
+
+
+def _seal(place: str, text: bytes) -> str:
+    return f"{place}-{hashlib.sha256(place.encode() + text).hexdigest()[:16]}"
+
+
+def _flat_texts(rows: pa.Table) -> list[bytes]:
+    """Encode the columns of each row that are no lists. Nulls are left out, so that a later column changes no seal."""
+    parts = []
+    for name in sorted(one.name for one in rows.schema if not pa.types.is_list(one.type)):
+        column = rows[name].combine_chunks()
+        text = pc.cast(column.view(pa.int64()) if pa.types.is_floating(column.type) else column, pa.string())
+        parts.append(pc.binary_join_element_wise(name.encode(), pc.cast(text, pa.binary()), b"="))
+    return cast("list[bytes]", pc.binary_join_element_wise(*parts, b"\0", null_handling="skip").to_pylist())
+
+
+class SealCheck:
+    """Compares rows with their seals. Each writer numbers its rows, so a row that is lost or repeated is seen too.
+
+    >>> rows, check = seal_rows(pa.table({"step": [4, 5, 6]}), "c0ffee12", 0), SealCheck()
+    >>> check.add(rows.take([0, 2])).tolist(), check.wrong
+    ([True, True], ['row 1 has number 2 of its writer instead of 1'])
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.unsealed, self._next = 0, 0, Counter[str]()
+        self.wrong: list[str] = []
+
+    @classmethod
+    def of(cls, table: Table, name: str) -> "SealCheck":
+        """Check all rows of a table of a log."""
+        check, stop = cls(), table.rows()
+        for start in range(0, stop, 1 << 16):
+            check.add(table.scan(start, min(start + (1 << 16), stop), FLAT[name]))
+        return check
+
+    def add(self, rows: pa.Table) -> NDArray[np.bool_]:
+        """Check the next rows of a table; return which of them are as they were written."""
+        seals = pc.cast(rows["seal"], pa.binary()).to_pylist()
+        texts = _flat_texts(rows.select([name for name in rows.column_names if name not in ("seal", "_rowid")]))
+        return np.array([self._is_whole(*row) for row in zip(seals, texts, strict=True)], np.bool_)
+
+    def _is_whole(self, seal: bytes | None, text: bytes) -> bool:
+        self.rows += 1
+        if seal is None and not self._next:  # of an earlier version: later ones seal every row
+            self.unsealed += 1
+            return True
+        place = (seal or b"").decode(errors="replace").rpartition("-")[0]
+        if seal is None or seal != _seal(place, text).encode():
+            self.wrong.append(f"row {self.rows - 1} is not as it was written")
+            return False
+        chain, number = place[:8], int(place[9:])
+        if number != self._next[chain]:
+            self.wrong.append(f"row {self.rows - 1} has number {number} of its writer instead of {self._next[chain]}")
+        self._next[chain] = number + 1
+        return True
 
 
 def canonical(value: object) -> str:
@@ -221,6 +291,8 @@ class Tables:
         A log that has lost some of its tables is always an error: an empty table would hide the loss.
         """
         root = uri.rstrip("/")
+        if place := local_path(root):
+            require_plain_tree(place)
         if lost := lost_tables(root, storage_options):
             raise LogReadError(
                 f"the experience log {root} has lost {' and '.join(lost)}, although its other tables are there. Restore"

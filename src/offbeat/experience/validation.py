@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from offbeat.experience.feedback import LateScore
 from offbeat.experience.schema import QUARANTINE
 from offbeat.types import (
+    LOGPROB_RULE,
+    REWARD_RULE,
     UNKNOWN,
     Completion,
     Finish,
@@ -27,7 +29,7 @@ from offbeat.types import (
     Unscorable,
     VersionSpan,
     invalid_logprobs,
-    is_finite_number,
+    is_reward,
     outside_vocabulary,
 )
 
@@ -63,7 +65,7 @@ class RefusalReason(StrEnum):
     LOGPROBS_LENGTH = "logprobs-length"
     """A number of behavior log-probs that differs from the number of tokens."""
     LOGPROBS = "logprobs"
-    """A behavior log-prob that is not finite or is above 0."""
+    """A behavior log-prob that is not finite, above 0 or below -10,000."""
     LOSS_MASK = "loss-mask"
     """A loss mask whose length differs from the number of tokens."""
     VERSIONS = "versions"
@@ -75,7 +77,7 @@ class RefusalReason(StrEnum):
     SCORE = "score"
     """Not a `Score`, not an `Unscorable` with a known reason, and not None."""
     REWARD = "reward"
-    """A reward, or a part of its breakdown, that is not a finite number."""
+    """A reward, or a part of its breakdown, that is not a finite number of at most 1e9 in magnitude."""
     REWARD_RANGE = "reward-range"
     """A reward outside the range of its task."""
     SIZE = "size"
@@ -156,8 +158,8 @@ def validate_group(group: object, rules: ValidationRules) -> Refusal | None:
 
     >>> prompt = Prompt(id="p", token_ids=[1], task="arithmetic")
     >>> answer = Completion("g/0", [4, 2], [-0.1, 0.3], (VersionSpan(3, 0, 2),), score=Score(1.0))
-    >>> validate_group(Group("g", prompt, (answer,)), ValidationRules()).detail
-    'completion g/0 has behavior log-prob 0.3 at token 1; a log-prob is finite and at most 0'
+    >>> validate_group(Group("g", prompt, (answer,)), ValidationRules()).detail.partition(";")[0]
+    'completion g/0 has behavior log-prob 0.3 at token 1'
     """
     try:
         _check_group(group, rules)
@@ -331,7 +333,7 @@ def _check_logprobs(logprobs: object, length: int, what: str) -> None:
         at = int(np.argmax(invalid))
         raise RefusedError(
             RefusalReason.LOGPROBS,
-            f"{what} has behavior log-prob {logprobs[at]:.6g} at token {at}; a log-prob is finite and at most 0",
+            f"{what} has behavior log-prob {logprobs[at]:.6g} at token {at}; {LOGPROB_RULE}",
         )
 
 
@@ -418,8 +420,9 @@ def _check_unscorable(score: Unscorable, rules: ValidationRules, what: str) -> N
 
 
 def _check_number(value: object, prefix: str) -> None:
-    if not is_finite_number(value):
-        raise RefusedError(RefusalReason.REWARD, f"{prefix} {value!r:.80}; a reward is a finite number")
+    if not is_reward(value):
+        value = value if not isinstance(value, int) else f"an integer of {value.bit_length()} bits"
+        raise RefusedError(RefusalReason.REWARD, f"{prefix} {value!r:.80}; {REWARD_RULE}")
 
 
 def _check_columns(prompt: Prompt, rules: ValidationRules) -> None:

@@ -27,7 +27,7 @@ from offbeat.inside.rows import HostRow, groups_of
 from offbeat.objective.measures import StepFigures
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.journal import FileJournal, rewards_by_version
-from offbeat.types import UNKNOWN, Group, Json, outside_vocabulary
+from offbeat.types import UNKNOWN, Group, Json, invalid_logprobs, outside_vocabulary
 
 
 class Books:
@@ -70,7 +70,7 @@ class Books:
         shared = {} if experience is None else {"run": {"experience": log_of(experience)}}
         config = parse({"task": {"name": host}, "model": {"path": host}} | dict(settings or {}) | shared)
         old = self.directory.events.exists()
-        if old and (state is None or state["run"] != self.directory.name):
+        if old and (state is None or state["run"] not in (self.directory.name, *dict(self.directory.past))):
             raise RunError(
                 f"{out} already holds a run: continue it from {host}'s checkpoint, or choose another directory"
             )
@@ -131,8 +131,8 @@ class Books:
         """Draw up to `count` groups of at most `largest` completions.
 
         Groups are drawn as in `sampler.mode = "replay"`: by the spread of their rewards, less often the older they are
-        and the more often they were drawn. With `known`, groups without behavior log-probs are left out for good. Their
-        number is a multiple of `multiple`. A token that is not below `vocabulary` is an error.
+        and the more often they were drawn. Groups with invalid behavior log-probs, and with `known` those without, are
+        left out for good. Their number is a multiple of `multiple`. A token that is not below `vocabulary` is an error.
         """
         self._feed()
         columns, uses = self._index.columns, self._counts.uses
@@ -151,11 +151,11 @@ class Books:
                     f"group {group.id} of {self.log.tables.groups.uri} has tokens beyond the model's vocabulary of "
                     f"{vocabulary}: another model's tokenizer wrote this log; name one of the same tokenizer"
                 )
-        if known:
-            unknown = [any(one.behavior_logprobs is UNKNOWN for one in group.completions) for group in groups]
-            self._counts.close(np.array(chosen, np.int64)[unknown])
-            chosen = [one for one, without in zip(chosen, unknown, strict=True) if not without]
-            groups = [one for one, without in zip(groups, unknown, strict=True) if not without]
+        given = [[one.behavior_logprobs for one in group.completions] for group in groups]
+        useless = [any(known if x is UNKNOWN else invalid_logprobs(x).any() for x in one) for one in given]
+        self._counts.close(np.array(chosen, np.int64)[useless])
+        chosen = [one for one, without in zip(chosen, useless, strict=True) if not without]
+        groups = [one for one, without in zip(groups, useless, strict=True) if not without]
         whole = len(chosen) // multiple * multiple
         self._counts.mark(np.array(chosen[:whole], np.int64), k, self._reuse_budget)
         return groups[:whole]

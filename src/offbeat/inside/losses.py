@@ -7,7 +7,7 @@ from offbeat.errors import NotServable
 from offbeat.objective.bound import shortfall
 from offbeat.objective.losses import Counts, Streams, counts, log_ratios, policy_loss
 from offbeat.objective.spec import Need, Objective
-from offbeat.types import UNKNOWN, Unknown
+from offbeat.types import LOGPROB_RULE, LOWEST_LOGPROB, UNKNOWN, Unknown
 
 
 def host_loss(
@@ -38,10 +38,8 @@ def host_loss(
     apart = (mask_NT * (advantages_NT - advantages_N[:, None])).abs().max()
     if bool(apart > 1e-4 * advantages_NT.abs().max()):
         raise NotServable("offbeat's presets have one advantage a completion, and these differ from token to token")
-    if Need.BEHAVIOR in objective.needs and not bool(behavior_NT[mask_NT].isfinite().all()):
-        raise NotServable(
-            "some log-probs of the policy that generated are NaN or infinite: record them as they sampled"
-        )
+    if Need.BEHAVIOR in objective.needs and not bool((behavior_NT[mask_NT].abs() <= -LOWEST_LOGPROB).all()):
+        raise NotServable(f"some log-probs of the policy that generated are NaN or infinite; {LOGPROB_RULE}")
     streams = Streams(
         policy_NT=policy_NT,
         behavior_NT=behavior_NT,

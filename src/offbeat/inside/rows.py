@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from offbeat.objective.measures import NO_LAG
-from offbeat.types import UNKNOWN, Completion, Finish, Group, Json, Prompt, Score, Unscorable, VersionSpan
+from offbeat.types import UNKNOWN, Completion, Finish, Group, Json, Prompt, Score, Unscorable, VersionSpan, is_reward
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def _completion(name: str, row: HostRow) -> Completion:
         None if row.loss_mask is None else np.asarray(row.loss_mask, np.bool_),  # type: ignore[arg-type]
         Finish.LENGTH if row.truncated else Finish.STOP,
         "model" if row.version is None else "policy",
-        Unscorable("invalid", "no reward function could score it")
-        if row.reward != row.reward
-        else Score(row.reward, dict(row.parts)),
+        Score(row.reward, dict(row.parts))
+        if is_reward(row.reward)
+        else Unscorable("invalid", f"no reward function could score it: {row.reward}"),
     )
 
 

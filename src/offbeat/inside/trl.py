@@ -35,7 +35,7 @@ from offbeat.objective.presets import PRESETS
 from offbeat.objective.spec import CutOff, Need, NoGate, Objective
 from offbeat.seeds import derive
 from offbeat.storage.files import write_atomically
-from offbeat.types import UNKNOWN, Group, Json
+from offbeat.types import LARGEST_REWARD, UNKNOWN, Group, Json
 
 STATE: Final = "offbeat.json"
 """The file of ours in a checkpoint of TRL."""
@@ -270,8 +270,9 @@ class OffPolicyGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL comes with
 
         drawn_BG, drawn_scored_BG = scores_of(past, size)
         weighted_N = (self._rewards * self.reward_weights.cpu()).nansum(1)
-        rewards_BG = whole(weighted_N, drawn_BG)
-        scored_BG = whole(~self._rewards.isnan().all(1), drawn_scored_BG)  # None from every function: unscored, not 0
+        bounded_N = weighted_N.abs() <= LARGEST_REWARD
+        rewards_BG = whole(weighted_N.where(bounded_N, 0.0), drawn_BG)
+        scored_BG = whole(bounded_N & ~self._rewards.isnan().all(1), drawn_scored_BG)  # None from all: unscored, not 0
         lengths_BG = gather(batch["mask"].sum(-1)).view(-1, size).cpu()
         seeds = [derive(self.args.seed, "group", step, group) for group in range(len(rewards_BG))]
         credit = assign_credit(

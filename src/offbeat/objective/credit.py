@@ -16,6 +16,7 @@ from torch import Tensor
 
 from offbeat.errors import OwnPartError
 from offbeat.objective.spec import Advantage, CutOff, Objective, TensorFunction
+from offbeat.types import LARGEST_REWARD
 
 EPSILON = Objective().epsilon
 
@@ -245,6 +246,7 @@ def assign_credit(
         if truncated_BG is None:
             raise ValueError("an objective that masks truncated completions needs truncated_BG: which ones those are")
         scored_BG = scored_BG & ~truncated_BG
+    scored_BG = scored_BG & (rewards_BG.abs() <= LARGEST_REWARD)  # NaN and infinity are no scores either
     zero_variance_B = zero_variance(rewards_BG, scored_BG)
     too_small_B = scored_BG.sum(-1) < (1 if objective.advantage is Advantage.REWARD else 2)
     trained_BG = scored_BG & ~too_small_B[:, None]

@@ -1,11 +1,11 @@
 """The sizes of a model that decide how much memory it needs, read from its config.json. No torch."""
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from offbeat.errors import ModelUnreadable
+from offbeat.hub import read_object
 from offbeat.types import Json
 
 _QKV_BIAS = {"qwen2"}
@@ -71,10 +71,7 @@ class ModelShape:
     @classmethod
     def read(cls, model_dir: Path) -> "ModelShape":
         """Read the sizes from a model directory."""
-        try:
-            return cls.from_config(json.loads((model_dir / "config.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise ModelUnreadable(f"{model_dir / 'config.json'} cannot be read: {error}") from None
+        return cls.from_config(read_object(model_dir / "config.json"))
 
     @property
     def legal_splits(self) -> list[int]:

@@ -249,8 +249,7 @@ class RunGroups:
 def scope_of(directory: RunDirectory, config: Config) -> LedgerScope:
     """Return which groups of its log belong to a run. `run/build.py` names groups and trainers."""
     if config.run.experience:
-        own = directory.own_run(config)
-        return LedgerScope(own.trainer, lambda group_id: not own.is_guest(group_id))
+        return directory.own_run(config).scope
     return LedgerScope("trainer", lambda group_id: not re.match(r"g [0-9a-f]{8}-", group_id))
 
 

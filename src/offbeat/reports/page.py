@@ -194,24 +194,27 @@ def write_report(paths: Sequence[Path], out: Path, names: Sequence[str] = ()) ->
 
 def render(runs: Sequence[RunRecord], *, live: str = "") -> str:
     """Return the page as HTML. A live page asks its server for news; `live` identifies the state that it shows."""
-    script = _resource("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Only this script may run: text of a model that reached the page as HTML would still do nothing.
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     page = (
         _environment()
         .get_template("page.html")
         .render(
             **_content(runs),
-            policy=policy + ("; connect-src 'self'" if live else ""),
+            policy=content_policy(live=bool(live)),
             style=Markup(_resource("page.css")),
-            script=Markup(script),
+            script=Markup(_resource("page.js")),
             live=live,
             made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=__version__,
         )
     )
     return page.lstrip()
+
+
+def content_policy(*, live: bool) -> str:
+    """Let only the page's own script run: text of a model that reached the page as HTML would still do nothing."""
+    digest = base64.b64encode(hashlib.sha256(_resource("page.js").encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return f"{policy}; connect-src 'self'" if live else policy
 
 
 def render_body(runs: Sequence[RunRecord]) -> str:

@@ -1,6 +1,5 @@
 """Everything a report uses from one run directory."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +39,7 @@ class RunRecord:
             name=name or path.resolve().name,
             path=path,
             config=config,
-            environment=_environment(path / "environment.json"),
+            environment=directory.environment,
             history=history,
             state=state_of(directory, history, config.steps),
             groups=RunGroups.open(directory, config),
@@ -105,11 +104,3 @@ def _without_lags(history: RunHistory) -> RunHistory:
         for one in history.steps
     ]
     return replace(history, steps=steps)
-
-
-def _environment(file: Path) -> Mapping[str, Json]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -5,6 +5,7 @@ read along. It checks the Host header, so that no web page can reach it under a 
 """
 
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.errors import OffbeatError, RunError
-from offbeat.reports.page import load_runs, render, render_body
+from offbeat.reports.page import content_policy, load_runs, render, render_body
 from offbeat.run.directory import RunDirectory
 from offbeat.storage.files import held_by
 
 HOST: Final = "127.0.0.1"
 _HEADERS: Final = {
-    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -70,13 +71,18 @@ class ReportServer(ThreadingHTTPServer):
         except OSError as error:
             raise RunError(f"port {port} cannot be opened: {error.strerror}; give another --port, or none") from error
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a client that went away."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # the base class names a socket
+
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET of the page and of its content, and nothing else."""
+    """Answers GET and HEAD of the page and of its content, and nothing else."""
 
     server: ReportServer
     timeout = 60
@@ -90,8 +96,15 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, "not found")
 
+    do_HEAD = do_GET
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a broken request, or one of another method, as every other; the base class writes HTML."""
+        self._answer(405 if code == 501 else code, "only GET and HEAD are answered", Allow="GET, HEAD")
+
     def _page(self) -> None:
-        self._answer(200, self.server.source.page())
+        policy = f"{content_policy(live=True)}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        self._answer(200, self.server.source.page(), **{"Content-Security-Policy": policy})
 
     def _part(self) -> None:
         if self.headers.get("If-None-Match") == self.server.source.state():
@@ -103,16 +116,19 @@ class _Handler(BaseHTTPRequestHandler):
     def _try(self, answer: Callable[[], None]) -> None:
         try:
             answer()
-        except (OffbeatError, OSError) as error:  # a run directory that was moved; the browser asks again
-            self._answer(500, f"{error}")
+        except Exception as error:  # a run directory that was moved or is damaged; the browser asks again
+            self._answer(500, f"{error}" if isinstance(error, OffbeatError | OSError) else repr(error))
 
     def _answer(self, status: int, text: str, **headers: str) -> None:
-        content = text.encode()
+        content = text.encode(errors="backslashreplace")
+        kind = "html" if status == 200 else "plain"  # an error may name a path that is HTML
+        described = {"Content-Type": f"text/{kind}; charset=utf-8", "Content-Length": str(len(content))}
         self.send_response_only(status)
-        for name, value in (_HEADERS | headers | {"Content-Length": str(len(content))}).items():
+        for name, value in (_HEADERS | headers | described).items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Requests are not worth a line."""

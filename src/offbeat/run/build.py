@@ -142,6 +142,7 @@ def make_loop(
     sampler = Sampler(_sampler_mode(config), _sampler_limits(config), derive(config.seed, "sampler"), _priors(config))
     index_files = IndexFiles(context.directory.index, log)
     cursor, published, evidence = None, -1, PublishEvidence()
+    health = Health(rules_for(config), run=str(context.directory.path), optimizer=config.optimizer)
     schedule = EvaluationSchedule(config.evaluation.every)
     if saved is not None:
         cursor = Snapshot.from_json(cast(dict[str, int], saved["snapshot"]))
@@ -150,6 +151,7 @@ def make_loop(
         published = cast(int, saved["published"])
         evidence = PublishEvidence.restore(cast(dict[str, Json], saved["evidence"]))
         schedule.restore(cast(dict[str, Json], saved["evaluation"]))
+        health.healthy = cast(int, saved.get("healthy", learner.step))
     logged = leases.skip_logged(lambda ids: log.find(ids) >= 0) if config.run.mode != "offline" else 0
     if saved is not None or logged:
         from_start = "no checkpoint yet: training starts again at step 0; " if saved is None else ""
@@ -169,8 +171,7 @@ def make_loop(
         rates = EngineEvaluation(desk, asked, config.workers.lease_seconds, config.run.patience, clock)
         rounds = EvaluationRounds(rates, schedule, journal, overlap=config.run.mode == "concurrent")
     return Loop(
-        _plan(config), log, sampler, desk, admission, fleet, learner, _cadence(config), journal,
-        Health(rules_for(config), run=str(context.directory.path)),
+        _plan(config), log, sampler, desk, admission, fleet, learner, _cadence(config), journal, health,
         Stopwatch(clock), clock, rounds, pause_control=PauseFile(context.directory.pause),
         published=published, evidence=evidence, cursor=cursor, consumer=own.trainer,
         index_files=index_files,

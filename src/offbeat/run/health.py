@@ -1,4 +1,4 @@
-"""Health rules: warn about a broken run, pause it or stop it, before a night is lost. Pure functions of metrics.
+"""Health rules: warn about a broken run, pause it or stop it, before a night is lost.
 
 A rule looks at one metric of each step. It fires when the value has been beyond its limit for `patience` steps in a
 row, and names the groups to look at.
@@ -9,12 +9,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from offbeat.config import Config
+from offbeat.config.sections import OptimizerConfig
 from offbeat.errors import suggest_nearest
 from offbeat.metrics import METRICS
 from offbeat.scoring.tally import failure_of
+from offbeat.trainer.checkpoint import saved_folders
 from offbeat.types import Group, GroupDrift
 
 NAMED: Final = 3
@@ -28,7 +31,7 @@ class Action(StrEnum):
     PAUSE = "pause"
     """Save a checkpoint and wait for a person."""
     STOP = "stop"
-    """Save a checkpoint and end the run."""
+    """End the run with an error, before what the step made is published or saved."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Rule:
 
 SOONER: Final = "publish more often (sync.every), or lower optimizer.learning_rate"
 DEFAULT_RULES: Sequence[Rule] = (
+    Rule("drift_step", above=0.5, action=Action.STOP, advice="the step is too large: lower optimizer.learning_rate"),
     Rule("entropy", below=0.01, patience=5, advice="the policy has stopped exploring: lower optimizer.learning_rate"),
     Rule(
         "gate_stopped_gradient",
@@ -103,6 +107,11 @@ DEFAULT_RULES: Sequence[Rule] = (
         advice="many answers make the reward function fail: look at them, and set answer_fault to a penalty",
     ),
     Rule(
+        "right_unscorable_share",
+        above=0.0,
+        advice="the reward function fails on right answers, which are left out: fix the error that the groups show",
+    ),
+    Rule(
         "engine_gap",
         above=0.5,
         patience=3,
@@ -122,6 +131,7 @@ def rules_for(config: Config) -> Sequence[Rule]:
     # Elsewhere the lag of a batch does not say after how many steps its limit was passed.
     in_turns = config.run.mode == "lockstep" and config.sampler.mode == "fresh" and not config.sync.offset
     rules = [rule if in_turns else replace(rule, by_lag=False) for rule in DEFAULT_RULES]
+    rules[0] = replace(rules[0], above=config.optimizer.max_step_drift)
     if limit is None or foreign:
         return rules
     known = f"{preset.name} learns worse at such drift (offbeat objectives {preset.name}): "
@@ -177,12 +187,15 @@ class Health:
 
     rules: Sequence[Rule] = DEFAULT_RULES
     run: str = "RUN"
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    healthy: int = 0
+    """The last step at which every rule held. The newest checkpoint up to here is kept."""
     _broken_steps: dict[Rule, int] = field(default_factory=dict)
 
     def check(
-        self, metrics: Mapping[str, float], groups: Sequence[Group], drift: Mapping[str, GroupDrift]
+        self, metrics: Mapping[str, float], groups: Sequence[Group], drift: Mapping[str, GroupDrift], step: int = 0
     ) -> list[Alarm]:
-        """Return the alarms of this step. A rule that stays broken fires once, until it has held again.
+        """Return the alarms of step `step`. A rule that stays broken fires once, until it has held again.
 
         `groups` are those of the batch, and `drift` is what the trainer measured on each of them.
         """
@@ -192,14 +205,28 @@ class Health:
             if self._broken_steps[rule] == rule.patience:
                 suspects = _suspects(rule.metric, groups, drift)
                 alarms.append(Alarm(rule, metrics[rule.metric], suspects, self.run, metrics.get("lag", 0.0)))
+        if not any(self._broken_steps.values()):
+            self.healthy = step
         return alarms
+
+    def way_back(self) -> str:
+        """Return the command that continues from the newest checkpoint up to the last step that was healthy."""
+        saved = [int(folder.name.rpartition("-")[2]) for folder in saved_folders(Path(self.run) / "checkpoints")]
+        step = max((one for one in saved if one <= self.healthy), default=0)
+        rate, decay = self.optimizer.learning_rate, self.optimizer.weight_decay
+        rate = rate / 10 if rate <= 1e-3 else 1e-6  # a tenth of a higher one may still be too high
+        return (
+            f"continue from {f'the checkpoint of step {step}' if step else 'the model'}, from before any rule broke: "
+            f"offbeat resume {shlex.quote(self.run)} --from-step {step} --set optimizer.learning_rate={rate:g}"
+            + (" --set optimizer.weight_decay=0" if rate * decay > 1e-3 else "")
+        )
 
 
 def _suspects(metric: str, groups: Sequence[Group], drift: Mapping[str, GroupDrift]) -> tuple[str, ...]:
     """Return the groups of a batch, those first that contribute most to an alarm about `metric`."""
 
     def order(group: Group) -> float:
-        if metric in ("unscorable_share", "answer_fault_share"):
+        if metric in ("unscorable_share", "answer_fault_share", "right_unscorable_share"):
             return -sum(bool(failure_of(one.score)) for one in group.completions)
         measured = drift.get(group.id)
         if measured is None:

@@ -6,16 +6,21 @@ the run works. If a crash cuts a line short, `read` skips it, and the next write
 
 import json
 import math
+import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from offbeat.events import EventKind
 from offbeat.types import Group, Json, Score
+
+CRC: Final = b', "crc": '
+"""What follows in a line is the CRC-32 of what is before it. Lines of earlier versions have none."""
 
 
 class Phase(StrEnum):
@@ -122,8 +127,8 @@ class FileJournal:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time, listener: Listener | None = None) -> None:
         self._clock, self._listener = clock, listener
-        self._file = path.open("ab", buffering=0)
-        if self._file.tell() and path.read_bytes()[-1:] != b"\n":
+        self._file = path.open("a+b", buffering=0)
+        if (size := self._file.tell()) and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
             self._file.write(b"\n")
 
     def write(self, kind: EventKind, step: int, **fields: Json) -> None:
@@ -131,7 +136,8 @@ class FileJournal:
         line = {"at": self._clock(), "step": step, "kind": str(kind), **fields}
         if self._listener is not None:
             self._listener(line)
-        self._file.write(json.dumps(_finite(line), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        text = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False).encode()[:-1]
+        self._file.write(b"%b%b%d}\n" % (text, CRC, zlib.crc32(text)))
 
     def __enter__(self) -> Self:
         return self
@@ -175,12 +181,20 @@ def read(path: Path) -> Iterator[dict[str, Json]]:
     """Yield the events of a journal, also while a run writes it. Lines that are no events are skipped."""
     with path.open("rb") as lines:
         for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
+            if (event := read_line(line)) is not None:
                 yield event
+
+
+def read_line(line: bytes) -> dict[str, Json] | None:
+    """Return the event in a line; None if it is none, or if it is not as it was written."""
+    text, mark, crc = line.rstrip().rpartition(CRC)
+    if mark and crc != b"%d}" % zlib.crc32(text):
+        return None
+    try:
+        event = json.loads(text + b"}" if mark else line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def _finite(value: Json) -> Json:

@@ -29,7 +29,7 @@ from offbeat.run.turns import GpuUser, SharedGpu
 from offbeat.seeds import derive
 from offbeat.tasks.task import Task, prompt_at
 from offbeat.trainer.allocator import keep_freed_memory
-from offbeat.trainer.checkpoint import Checkpoints
+from offbeat.trainer.checkpoint import Checkpoints, differences, kept
 from offbeat.trainer.export import PROBE
 from offbeat.trainer.forward import PolicyModel, sequence_logprobs
 from offbeat.trainer.fsdp import Ranks, as_served, serving_state
@@ -50,8 +50,8 @@ PUBLISHED_STATE: Final = "published_state"
 """The extra of a checkpoint that holds the digest of the published version's weights."""
 
 
-def fixed_settings(config: Config) -> Json:
-    """Return the settings that must not change when a run is resumed: all but its length and where it runs."""
+def fixed_settings(config: Config) -> dict[str, Json]:
+    """Return the settings to compare when a run is resumed: all but its length and where it runs."""
     settings: dict[str, Any] = config.model_dump(mode="json", exclude={"steps", "cluster", "workers"})
     del settings["trainer"]["ranks"], settings["run"]["place"], settings["run"]["silence"]
     for name in ("tensor_parallel", "gpu_memory_utilization", "extra"):
@@ -61,7 +61,7 @@ def fixed_settings(config: Config) -> Json:
     return settings
 
 
-def recorded_settings(recorded: Json) -> Json:
+def recorded_settings(recorded: Json) -> dict[str, Json]:
     """Return the fixed settings of a checkpoint, which an earlier version may have saved, in today's settings."""
     return fixed_settings(examine(translate(cast("dict[str, Any]", recorded))).config)
 
@@ -97,6 +97,10 @@ class RankLearner:
         trainer = make_trainer(config, ranks)
         if trainer.policy_model.device.type == "cpu":
             keep_freed_memory()
+        if ranks.rank == 0 and (directory.events.exists() or directory.weights.exists()):  # else the run is new
+            from offbeat.run.fsck import require_checkpoint  # it reads what this module writes
+
+            require_checkpoint(directory, verify=False)  # before anything is changed; `restore` reads every byte
         weights = None
         if ranks.rank == 0 and config.run.mode != "offline":  # an offline run has no workers to publish for
             adapter = trainer.policy_model.adapter
@@ -104,8 +108,9 @@ class RankLearner:
             weights = stack.enter_context(log)
         settings, keep = fixed_settings(config), config.trainer.keep
         checkpoints = Checkpoints(
-            directory.checkpoints, config=settings, translate=recorded_settings, keep=keep, ranks=ranks
-        )
+            directory.checkpoints, config=settings, keep=keep, ranks=ranks, record=directory.saved,
+            translate=lambda recorded: recorded_settings(recorded) | {"optimizer": settings["optimizer"]},
+        )  # fmt: skip
         stack.enter_context(checkpoints)
         order = prompt_at(task, tokenizer, derive(config.seed, "prompts"))
         probed = [order(place).token_ids.tolist() for place in range(4)]
@@ -129,6 +134,8 @@ class RankLearner:
         if checkpoint is None:
             return None
         changed = changed_inputs(checkpoint.manifest.extras.get("inputs"), self.inputs) if self.inputs else []
+        ours, theirs = fixed_settings(self.config), recorded_settings(checkpoint.manifest.config)
+        changed += differences(ours["optimizer"], theirs["optimizer"], "optimizer")
         state = dict(checkpoint.manifest.extras)
         problem = self._weight_problem(published, cast("str | None", state.pop(PUBLISHED_STATE, None)))
         self._calibrate_if_lost(bool(problem))  # now: the model is still the one that the run began with
@@ -231,6 +238,7 @@ class RankLearner:
 
     def save(self, state: Mapping[str, Json]) -> None:
         """Start to write a checkpoint while training continues; `train` raises if that failed."""
+        self.finish()
         step, published = self.trainer.step, cast("int", state["published"])
         # A run that resumes from this checkpoint serves this version again, so the weight log must keep it.
         if self.weights is not None:
@@ -240,11 +248,17 @@ class RankLearner:
             state = {**state, PROBE: self._probe(getattr(torch, self.config.model.serve)).to_json()}
         self.checkpoints.save(self.trainer, {**state, "inputs": {**self.inputs}})
         self._pins[step] = published
-        kept = self.config.trainer.keep + 1  # the one being written included
-        for earlier in sorted(self._pins)[:-kept]:
+        keep = self.config.trainer.keep + 1  # the one being written included
+        for earlier in self._pins.keys() - kept(sorted(self._pins), keep, state.get("healthy")):
             version = self._pins.pop(earlier)
             if self.weights is not None:
                 self.weights.unpin(version, by=f"step {earlier}")
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on disk. Then nothing needs what `restore` set aside any more."""
+        self.checkpoints.wait()
+        if self.weights is not None and self.checkpoints.on_disk is not None:
+            self.weights.drop_superseded()
 
 
 @dataclass
@@ -282,7 +296,7 @@ class LocalLearner:
         await self._call(self.rank.save, state)
 
     async def finish(self) -> None:
-        await asyncio.to_thread(self.rank.checkpoints.wait)
+        await asyncio.to_thread(self.rank.finish)
 
     async def _call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         async with self.gpu.take(GpuUser.TRAINER) if self.gpu else nullcontext():

@@ -7,10 +7,11 @@
                                            ┌► draw a batch ◄── wait for groups in the log
                                            │  train     ─────────────────────────────► i updates ── wait for them
                                            │  record the fate of each group
+                                           │  check health: a step that diverged ends the run here
                                            │  publish, if due ───────────────────────► weight log
     load, probe   ◄── nudge ───────────────┤
     answer evaluation prompts ◄────────────┤  evaluate the published version, if due
-                                           │  check health, save, if due
+                                           │  pause, if an alarm asks for it; save, if due
                                            └─ next step
 
 Lockstep, concurrent and offline runs use this one loop; they differ in what the desk admits (`admission.py`). In
@@ -101,6 +102,8 @@ class Loop:
         """Train to the last step and return the ledger, which balances."""
         # A run that died may have recorded fates for steps after its checkpoint, or without one: take them back.
         self._fates.record(self.learner.step, LedgerEventKind.REWOUND, [""])
+        if self.published >= 0:
+            self._fates.check(self.log.ledger())  # a run that resumes counts no damaged event
         self._read_new_groups()  # a run that is stopped before its first step saves its position in the log
         await self._update_desk(self.learner.step)  # before a worker asks for prompts
         self.fleet.start()
@@ -108,16 +111,20 @@ class Loop:
             if self.published < 0:
                 await self._publish(why="first")
                 self.rounds.schedule.mark(self.learner.step)
+                await self._save()  # so that a run has a checkpoint, whatever its first step does
             await self.preparation.begin(alone=not self.plan.generates)
             await self._evaluate_if_due()
             while not self.finished and not self._stop_reason:
                 outcome = await self._step()
                 if outcome is None:
                     break
-                await self._publish_if_due(outcome)
+                self._record(outcome)
+                pause = await self._check_health(outcome)
+                await self._publish_if_due()
                 self.rounds.schedule.mark(self.learner.step)
                 await self._evaluate_if_due()
-                await self._check_health(outcome)
+                if pause:
+                    await self._pause(pause)
                 if self.plan.save_every and self.learner.step % self.plan.save_every == 0:
                     await self._save()
             await self._evaluate_last()
@@ -144,9 +151,11 @@ class Loop:
                 return StepOutcome(trained, *batch)
             why = trained
             self.sampler.again()
+        broken = why.startswith("the trainer refused")
         raise RunStopped(
             f"step {self.learner.step + 1}: {self.plan.refill} batches in a row moved nothing. The last one: {why}. "
             "Look at the groups with `offbeat view`"
+            + (f", or {self.health.way_back()}" if broken or self.health.healthy < self.learner.step else "")
         )
 
     async def _next_batch(self) -> tuple[Draw, list[Group]] | None:
@@ -234,7 +243,7 @@ class Loop:
         self.sampler.retire([ordinals[one] for one in faults], "refused")
         self._fates.quarantined(step, faults)
 
-    async def _publish_if_due(self, outcome: StepOutcome) -> None:
+    def _record(self, outcome: StepOutcome) -> None:
         trained = outcome.trained
         self.journal.write(
             EventKind.STEP,
@@ -248,6 +257,8 @@ class Loop:
             rewards=outcome.rewards_by_version(),
             seconds=self.stopwatch.to_json(),
         )
+
+    async def _publish_if_due(self) -> None:
         why = self.cadence.due(self.evidence.since, self.evidence.publish_seconds)
         if why is not None:
             await self._publish(why)
@@ -296,15 +307,20 @@ class Loop:
             self.rounds.begin(self.published, lambda: self.learner.step)
             await self._finish_evaluation()
 
-    async def _check_health(self, outcome: StepOutcome) -> None:
-        step = self.learner.step
-        for alarm in self.health.check(outcome.trained.metrics, outcome.groups, outcome.trained.group_drift):
-            action = alarm.rule.action
-            self.journal.write(EventKind.ALARM, step, action=str(action), says=str(alarm), groups=list(alarm.groups))
-            if action is Action.STOP:
-                self.stop(str(alarm))
-            if action is Action.PAUSE:
-                await self._pause(str(alarm))
+    async def _check_health(self, outcome: StepOutcome) -> str:
+        """Return why to pause; empty if not. Raises `RunStopped` if the step diverged."""
+        trained, step, says = outcome.trained, self.learner.step, dict.fromkeys(Action, "")
+        for alarm in self.health.check(trained.metrics, outcome.groups, trained.group_drift, step):
+            action, says[alarm.rule.action] = str(alarm.rule.action), str(alarm)
+            self.journal.write(EventKind.ALARM, step, action=action, says=str(alarm), groups=list(alarm.groups))
+        if why := says[Action.STOP]:
+            await self.learner.finish()  # the newest checkpoint may still be being written
+            rate, broken = trained.metrics["learning_rate"], ", ".join(trained.overflowed[:3]) or "none"
+            raise RunStopped(
+                f"step {step} diverged at a learning rate of {rate:g}: {why}. Tensors that overflowed: {broken}. "
+                f"Nothing of this step was published or saved; {self.health.way_back()}"
+            )
+        return says[Action.PAUSE]
 
     async def _pause(self, why: str) -> None:
         await self._save()
@@ -339,10 +355,14 @@ class Loop:
             "desk": self.desk.state(),
             "snapshot": {**self.cursor.to_json()},
             "evaluation": self.rounds.schedule.state(),
+            "healthy": self.health.healthy,
         }
 
     def _end(self) -> Ledger:
         ledger, seconds, step, why = self.log.ledger(), self.stopwatch.to_json(), self.learner.step, self.why_ended
-        self.journal.write(EventKind.ENDED, step, why=why, finished=self.finished, ledger=str(ledger), seconds=seconds)
+        rows = cast(Json, self.log.index_since(self.cursor)[1].to_json())
+        self.journal.write(
+            EventKind.ENDED, step, why=why, finished=self.finished, ledger=str(ledger), seconds=seconds, rows=rows
+        )
         self._fates.check(ledger)
         return ledger

@@ -32,15 +32,14 @@ Ending = Literal["finished", "crashed", "timeout", "memory", "output"]
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """The limits of one program. A program that exceeds them has failed and scores 0.
+    """The limits of one program. A program that exceeds them has failed and scores 0; `bubblewrap.py` has the rule.
 
     >>> SandboxLimits(seconds=2.0).memory_mb
     256
     """
 
     seconds: float = 8.0
-    """From when the interpreter is ready, shared by all calls of a program: CPU of all its processes, or wall time
-    without the time in which it waited for a CPU, whichever is more (`meter.py`)."""
+    """CPU of all its processes for one test: one call, or one run as a script."""
     memory_mb: int = 256
     """For all its processes together, including files in /tmp."""
     processes: int = 64
@@ -49,6 +48,10 @@ class SandboxLimits:
     """For standard output, which carries the answers, and for standard error; a program that writes more is stopped."""
     files_mb: int = 32
     """Size of its /tmp, the only place it can write to."""
+    total_seconds: float = 80.0
+    """CPU of all its processes for all tests."""
+    idle_seconds: float = 20.0
+    """Time in which it neither computes nor waits for a CPU, for all tests: it sleeps, or waits for itself."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class ProgramOutcome:
     detail: str = ""
     """A message: the end of its standard error, or the limit it exceeded."""
     seconds: float = 0.0
-    """The time it used, in the sense of `SandboxLimits.seconds`."""
+    """The CPU it used, as it counts against the limits."""
+    idle_seconds: float = 0.0
 
 
 class Sandbox(Protocol):

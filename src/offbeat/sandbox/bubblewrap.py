@@ -10,12 +10,23 @@ and with it every process of the program.
 Root gets all of this. Other users get it through a user namespace, with two differences: programs run as that user, not
 as one user per slot, and the control groups must be delegated (`cgroups.py`).
 
-A program is judged by the time that it received (`meter.py`), not by the clock on the wall. One that received too
-little is run again, and is then `SandboxStarved`, which is no failure of the program.
+Programs pay for CPU, not for waiting (`meter.py`):
+
+- Each test has its own limit, `SandboxLimits.seconds`: CPU of all processes of the program. All tests together have
+  another, `total_seconds`. What sandbox and interpreter need to start and to end does not count.
+- A program that neither computes nor ends, because it sleeps or waits for itself, is stopped after `idle_seconds` in
+  all tests. Time in which it is ready to run and has no CPU does not count.
+- Where it had to wait for a CPU (`Usage.price`), all this counts by two thirds: beside others, a CPU is slower.
+- The clock on the wall says nothing about a program. It only ends attempts on a machine that is too busy.
+
+What may be the machine's fault is asked again, one program at a time: the sandbox failed, the program was starved, ran
+out of memory or crashed for lack of resources. Then the program has failed, or a `SandboxError` says that it has not.
 """
 
+import fcntl
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -93,13 +104,13 @@ class ProcessPipes:
             if not self._bytes_read.keys() & self._selector.get_map().keys():
                 return "closed"
             left = until - time.monotonic()
-            if left <= 0:
-                return "timeout"
-            for key, _ in self._selector.select(left):
+            for key, _ in self._selector.select(max(left, 0.0)):
                 if key.fd in self._bytes_read:
                     self._read(key.fd)
                 else:
                     self._flush()
+            if left <= 0 and not done():  # what has arrived counts, however late this process looks
+                return "timeout"
         return "done"
 
     def _flush(self) -> None:
@@ -133,11 +144,11 @@ class ProcessPipes:
 
 _START_SECONDS: Final = 30.0
 """Time for the interpreter to start; a slower machine could not test programs fairly."""
-_PATIENCE: Final = (4.0, 8.0)
-"""How many times its limit a program may take by the clock while it is starved: the first time, and once more."""
-_LEAST_LIMIT: Final = 10.0
-"""A shorter limit counts as this for patience: a wait of seconds is usual beside a trainer."""
-_SHORTEST_WAIT: Final = 0.01
+_PATIENCE: Final = (2.0, 4.0, 6.0)
+"""How many times all its limits a program may take by the clock, in each attempt."""
+_END_CPU: Final = 0.02
+"""Seconds that an interpreter and bwrap may need to end."""
+_NO_RESOURCES: Final = re.compile("temporarily unavailable|Cannot alloc|MemoryError|new thread|No space|status 137")
 _EXIT_SECONDS: Final = 5.0
 _STARTER_PROCESSES: Final = 3
 """bwrap twice and the interpreter; they do not count against the program's limit."""
@@ -186,19 +197,24 @@ class Bubblewrap:
         return self._judged(lambda patience: self._run(program, stdin, limits, patience))
 
     def _judged(self, attempt: Callable[[float], ProgramOutcome]) -> ProgramOutcome:
-        """Run a program, and once more if it was starved. Second attempts are made one at a time on this machine."""
-        first, second = _PATIENCE
-        try:
-            return attempt(first)
-        except SandboxStarved:
-            with self._slots.one_at_a_time():
+        """Run a program, and again, one at a time on this machine, if that may be why it failed."""
+        first, second, third = _PATIENCE
+        with suppress(SandboxError):
+            outcome = attempt(first)
+            if outcome.ending == "memory":  # frequent, and its second attempt needs no turn
                 return attempt(second)
+            if not _NO_RESOURCES.search(outcome.detail):
+                return outcome
+        with self._slots.one_at_a_time():
+            with suppress(SandboxError):
+                return attempt(second)
+            return attempt(third)
 
     def _call(
         self, program: str, function: str, calls: Sequence[Arguments], limits: SandboxLimits, patience: float
     ) -> ProgramOutcome:
         answers: list[Json] = []
-        with self._started(program, function, limits, patience) as running:
+        with self._started(program, function, b"", limits, patience) as running:
             for arguments in calls:
                 running.pipes.send(driver.frame(arguments))
                 read_end, line = running.read_line()
@@ -211,23 +227,22 @@ class Bubblewrap:
             return running.ended("finished", tuple(answers))
 
     def _run(self, program: str, stdin: bytes, limits: SandboxLimits, patience: float) -> ProgramOutcome:
-        with self._started(program, None, limits, patience) as running:
-            running.pipes.send(stdin)
-            running.pipes.close_input()
+        with self._started(program, None, stdin, limits, patience) as running:
             return running.outcome(running.read_until(lambda: False))
 
     @contextmanager
     def _started(
-        self, program: str, function: str | None, limits: SandboxLimits, patience: float
+        self, program: str, function: str | None, stdin: bytes, limits: SandboxLimits, patience: float
     ) -> Iterator["_Running"]:
         """Start a program in its own slot, and kill all of it afterwards."""
-        with self._slots.one() as slot:
+        with self._slots.one() as slot, _file_of(stdin) as file:
             group = self._capped_group(slot.number, limits)
-            with self._spawn(slot.uid, group, limits) as process, ProcessPipes(process, limits.output_bytes) as pipes:
+            process = self._spawn(slot.uid, group, file, limits)
+            with process, ProcessPipes(process, limits.output_bytes) as pipes:
                 running = _Running(process, pipes, group, script=function is None)
                 try:
-                    pipes.send(self._driver + driver.frame((program, function, self._process_limits(limits))))
-                    running.start(limits.seconds, patience)
+                    pipes.send(self._driver + driver.frame((program, function, file, self._process_limits(limits))))
+                    running.start(limits, patience)
                     yield running
                 finally:
                     running.end()
@@ -245,7 +260,7 @@ class Bubblewrap:
             raise SandboxError(f"the control group of slot {slot} could not be set up: {error}") from error
         return group
 
-    def _spawn(self, uid: int, group: Cgroup | None, limits: SandboxLimits) -> "subprocess.Popen[bytes]":
+    def _spawn(self, uid: int, group: Cgroup | None, file: int, limits: SandboxLimits) -> "subprocess.Popen[bytes]":
         # The filter gets a new pipe each time: runs that share a descriptor would share its position.
         read, write = os.pipe()
         try:
@@ -256,7 +271,7 @@ class Bubblewrap:
                 command = ["/bin/sh", "-c", _ENTER_GROUP, "sandbox", *map(str, group.places), "--", *command]
             pipe = subprocess.PIPE
             # The environment of bwrap is empty too: process 1, which the program may look at, keeps it.
-            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env={}, pass_fds=[read])
+            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env={}, pass_fds=[read, file])
         except OSError as error:
             raise SandboxError(f"the sandbox could not be started: {error}") from error
         finally:
@@ -283,6 +298,20 @@ class Bubblewrap:
             raise SandboxMissing(f"the sandbox does not isolate: a test program inside it saw {seen}")
 
 
+@contextmanager
+def _file_of(data: bytes) -> Iterator[int]:
+    """Open a file in memory for the standard input of a script: scripts seek in it, map it, and ask for its size.
+
+    A program cannot make one. It can change this one but not enlarge it, which no limit of a process would count.
+    """
+    with open(os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb", buffering=0) as file:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        yield file.fileno()
+
+
 def without_cgroups() -> Bubblewrap:
     """Make a sandbox for a machine without control groups.
 
@@ -303,11 +332,12 @@ class _Running:
         self._script = script
         self._oom_before = group.out_of_memory() if group else None
         self._searched = 0
-        self._seconds = self._longest = self._started = 0.0
-        self._meter: TreeMeter | None = None
+        self._meter: TreeMeter
+        self._usage = Usage(0.0, 0.0, 0.0)
+        self._cpu_before: float | None = 0.0
 
-    def start(self, seconds: float, patience: float) -> None:
-        """Wait for the driver, then start the program's clock."""
+    def start(self, limits: SandboxLimits, patience: float) -> None:
+        """Wait for the driver, then start to count what the program uses."""
         read_end = self.pipes.read_until(self._has_line, time.monotonic() + _START_SECONDS)
         line = self._take_line()
         if line + b"\n" != driver.READY:
@@ -318,36 +348,34 @@ class _Running:
         self._meter = TreeMeter(
             self._process.pid, self._group.cpu_seconds if self._group and self._group.cpu_account else None
         )
-        self._started = time.monotonic()
-        self._seconds, self._longest = seconds, max(seconds, _LEAST_LIMIT) * patience
+        self._limits, self._longest = limits, patience * (limits.total_seconds + limits.idle_seconds)
+        self._next_look = time.monotonic() + SAMPLE_SECONDS
 
     def read_line(self) -> tuple[ReadEnd, bytes]:
-        """Read the next line of its standard output."""
+        """Read the next line of its standard output, which ends a test. The next one pays from the next look on."""
         read_end = self.read_until(self._has_line)
+        self._cpu_before = None
         return read_end, self._take_line() if read_end == "done" else b""
 
     def read_until(self, done: Callable[[], bool]) -> ReadEnd:
-        """Read until `done()`, its outputs are closed or too long, or the program has used up its time."""
-        left = min(self._seconds, SAMPLE_SECONDS)
-        while (read_end := self.pipes.read_until(done, time.monotonic() + left)) == "timeout":
-            left = self._time_left()
-            if left <= 0:
-                return "timeout"
+        """Read until `done()`, its outputs are closed or too long, or the program has used up a limit."""
+        while (read_end := self.pipes.read_until(done, self._next_look)) == "timeout":
+            if self._used_up():
+                break
         return read_end
 
-    def _time_left(self) -> float:
-        """Return how long to wait before the next look at the clock; 0 if the program has used up its time."""
-        usage = self._usage()
-        if usage.own >= self._seconds:
-            return 0.0
-        if usage.wall >= self._longest:
+    def _used_up(self) -> bool:
+        """Look at the program: True if it has reached one of its limits."""
+        self._usage = usage = self._meter.read()
+        self._next_look = time.monotonic() + SAMPLE_SECONDS
+        if self._cpu_before is None:
+            self._cpu_before = usage.cpu
+        limits, price = self._limits, usage.price
+        test, total, idle = (price * used for used in (usage.cpu - self._cpu_before, usage.cpu, usage.idle))
+        used_up = test >= limits.seconds or total >= limits.total_seconds or idle >= limits.idle_seconds
+        if not used_up and usage.wall >= self._longest:
             raise SandboxStarved(f"the machine was too busy to judge a program: it received {usage}; run fewer at once")
-        return min(max(self._seconds - usage.own, _SHORTEST_WAIT), SAMPLE_SECONDS)
-
-    def _usage(self) -> Usage:
-        """Return what the program received. A look at the processes takes longer than a short program."""
-        wall = time.monotonic() - self._started
-        return Usage(wall, 0.0, 0.0) if self._meter is None or wall < SAMPLE_SECONDS / 2 else self._meter.read()
+        return used_up
 
     def _has_line(self) -> bool:
         found = self.pipes.received.find(
@@ -366,9 +394,9 @@ class _Running:
         stdout = bytes(self.pipes.received) if self._script else b""
         if read_end == "overflow":
             return self.ended("output", answers, detail="it wrote more than its limit")
-        status = self._exit_status(0.0 if read_end == "timeout" else SAMPLE_SECONDS)
+        status = self._process.poll() if read_end == "timeout" else self._exit_status()
         if status is None:
-            return self.ended("timeout", answers, stdout, "its time was up")
+            return self.ended("timeout", answers, stdout, f"its time was up: {self._usage}")
         if status == 0 and self._script:
             return self.ended("finished", (), stdout)
         if self._ran_out_of_memory():
@@ -380,15 +408,17 @@ class _Running:
     def ended(
         self, ending: Ending, answers: tuple[Json, ...] = (), stdout: bytes = b"", detail: str = ""
     ) -> ProgramOutcome:
-        return ProgramOutcome(ending, answers, stdout, detail, self._usage().own)
+        cpu = max(0.0, self._meter.cpu() - (_END_CPU if self._process.returncode is not None else 0.0))
+        price = self._usage.price
+        return ProgramOutcome(ending, answers, stdout, detail, price * cpu, price * self._usage.idle)
 
-    def _exit_status(self, wait: float) -> int | None:
-        """Return its status, or None if its time is up: it may have closed its outputs and still be running."""
+    def _exit_status(self) -> int | None:
+        """Return its status, or None if a limit is used up: it may have closed its outputs and still be running."""
         while True:
             try:
-                return self._process.wait(wait)
+                return self._process.wait(SAMPLE_SECONDS)
             except subprocess.TimeoutExpired:
-                if not wait or not (wait := self._time_left()):
+                if self._used_up():
                     return None
 
     def end(self) -> None:

@@ -68,7 +68,8 @@ class Cgroup:
             _write(self.memory / "memory.max_usage_in_bytes", 0)
         if swap.exists():  # kernels without swap accounting do not have it
             _write(swap, most)
-        _write(self.pids / "pids.max", processes)
+        # Processes that have ended count until they are reaped, perhaps by the machine's init.
+        _write(self.pids / "pids.max", processes + int(_read(self.pids / "pids.current")))
 
     def share_cpu(self) -> None:
         """Give the group the CPU share of one process with the priority of the caller."""

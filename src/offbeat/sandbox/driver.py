@@ -1,13 +1,14 @@
 """The driver: the only offbeat code that runs inside the sandbox. It starts the program.
 
 A bare interpreter (`python -I -S`) receives it compiled; it imports little, because every start pays for an import. It
-reads the program from standard input, reports that it is ready, and either runs the program as a script or calls one
-of its functions with arguments that arrive one call at a time. Once the program has started, the parent trusts nothing
-that comes from here.
+reads the program from standard input, reports that it is ready, and either runs the program as a script, whose standard
+input is a file, or calls one of its functions with arguments that arrive one call at a time. Once the program has
+started, the parent trusts nothing that comes from here.
 
 Answers travel as JSON lines. Every JSON object on the wire is a tag, so Python's types survive: tuple, set, dict,
 bytes and large int become {"tuple": [...]}, {"set": [...]}, {"dict": [[key, value], ...]}, {"bytes": hex} and
-{"int": hex}. With any other type, also a subclass of these, the call fails.
+{"int": hex}. A subclass of these, such as Counter or a namedtuple, travels as its base; `dict.keys()` and
+`dict.items()` travel as sets, which they equal. With any other type the call fails.
 """
 
 import builtins
@@ -20,6 +21,9 @@ from _json import encode_basestring_ascii  # json itself imports re, which costs
 READY = b"ready\n"
 _MAX_DEPTH = 64
 _LARGEST_INT = 1 << 63
+_SCALARS: "tuple[type, ...]" = (type(None), bool, int, float, str, bytes)
+_TAGS: "dict[type, str]" = {list: "", tuple: "tuple", dict: "dict", set: "set", frozenset: "set"}
+_TAGS |= {type({}.keys()): "set", type({}.items()): "set"}
 
 
 def encode(value: object, depth: int = 0) -> str:
@@ -34,15 +38,19 @@ def encode(value: object, depth: int = 0) -> str:
     ...
     TypeError: the answer has type object; it must be a plain number, string or container
     """
-    # Exact types, not isinstance: a subclass can have its own behavior.
-    if type(value) is list or type(value) is tuple or type(value) is set or type(value) is frozenset:
-        tag = {list: "", tuple: "tuple", set: "set", frozenset: "set"}[type(value)]
-        items = f"[{','.join([encode(item, _deeper(depth)) for item in value])}]"
-        return f'{{"{tag}":{items}}}' if tag else items
-    if type(value) is dict:
-        pairs = [f"[{encode(k, _deeper(depth))},{encode(v, _deeper(depth))}]" for k, v in value.items()]
-        return f'{{"dict":[{",".join(pairs)}]}}'
-    return _encode_scalar(value)
+    # The methods of the base, not of the value: a subclass can have its own behavior, and a false __class__.
+    for base in _SCALARS:
+        if issubclass(type(value), base):
+            return _encode_scalar(base, value)
+    for base, tag in _TAGS.items():
+        if issubclass(type(value), base):
+            if base is dict:
+                pairs = dict.items(value)  # type: ignore[arg-type,var-annotated]
+                encoded = [f"[{encode(k, _deeper(depth))},{encode(v, _deeper(depth))}]" for k, v in pairs]
+            else:
+                encoded = [encode(item, _deeper(depth)) for item in base.__iter__(value)]  # type: ignore[attr-defined]
+            return f'{{"{tag}":[{",".join(encoded)}]}}' if tag else f"[{','.join(encoded)}]"
+    raise TypeError(f"the answer has type {type(value).__name__}; it must be a plain number, string or container")
 
 
 def _deeper(depth: int) -> int:
@@ -51,20 +59,20 @@ def _deeper(depth: int) -> int:
     return depth + 1
 
 
-def _encode_scalar(value: object) -> str:
+def _encode_scalar(base: type, value: object) -> str:
     if value is None:
         return "null"
-    if type(value) is bool:
+    if base is bool:
         return "true" if value else "false"
-    if type(value) is int:
-        return repr(value) if -_LARGEST_INT < value < _LARGEST_INT else f'{{"int":"{value:x}"}}'
-    if type(value) is float:
-        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(repr(value), repr(value))
-    if type(value) is str:
-        return encode_basestring_ascii(value)
-    if type(value) is bytes:
-        return f'{{"bytes":"{value.hex()}"}}'
-    raise TypeError(f"the answer has type {type(value).__name__}; it must be a plain number, string or container")
+    if base is int:
+        number = int.__index__(value)  # type: ignore[arg-type]
+        return repr(number) if -_LARGEST_INT < number < _LARGEST_INT else f'{{"int":"{number:x}"}}'
+    if base is str:
+        return encode_basestring_ascii(value)  # type: ignore[arg-type]
+    if base is bytes:
+        return f'{{"bytes":"{bytes.hex(value)}"}}'  # type: ignore[arg-type]
+    text = float.__repr__(value)
+    return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(text, text)
 
 
 def frame(message: object) -> bytes:
@@ -114,6 +122,16 @@ def _load(program: str, name: str) -> "dict[str, object]":
     return module.__dict__
 
 
+def _put_stdin(file: int) -> None:
+    """Make a file the standard input. Python's own `sys.stdin` knows the pipe, which cannot seek."""
+    os.dup2(file, 0)
+    os.close(file)
+    os.lseek(0, 0, os.SEEK_SET)
+    encoding, errors = sys.stdin.encoding, sys.stdin.errors
+    stdin = open(0, encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115  # as open as the process
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
+
+
 def _answer_calls(program: str, function: str) -> None:
     """Call the function for each request. Standard input and output serve for that, so the program gets /dev/null."""
     requests, answers = os.dup(0), os.dup(1)
@@ -132,7 +150,11 @@ def _answer_calls(program: str, function: str) -> None:
 def main() -> None:
     """Read the program and its limits, report that the sandbox is ready, and run the program."""
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # -S leaves them out, and scripts use them
-    program, function, limits = marshal.loads(_read_message(0))
+    program, function, stdin, limits = marshal.loads(_read_message(0))
+    if function is None:
+        _put_stdin(stdin)
+    else:
+        os.close(stdin)
     _set_limits(limits)
     os.write(1, READY)
     if function is None:

@@ -1,16 +1,15 @@
 """How much CPU a tree of processes used, and how long it waited for one: what tells a slow program from a starved one.
 
-On a crowded machine, the clock on the wall says how busy the machine is and not how slow a program is. So the time of a
-program is the larger of two numbers: the CPU that all its processes used, and the wall time without the time in which
-it was ready to run and had no CPU. A program that computes pays for its CPU, one that sleeps pays for the wall time,
-and one that is starved pays for neither.
+On a crowded machine, the clock on the wall says how busy the machine is and not how slow a program is. So a program
+pays for the CPU that all its processes use, and has a second, wider limit for the time in which it neither computes nor
+waits for a CPU: it sleeps, or waits for itself. `bubblewrap.py` has the rule.
 
-The kernel counts that wait for each thread in /proc/PID/task/TID/schedstat, and only when the wait ends; until then, a
-thread that is ready and whose counters stand still counts as waiting. Kernels without schedstat report no wait, and
-there a program is judged by the wall time.
+The kernel counts waits for each thread in /proc/PID/task/TID/schedstat, and only when the wait ends; until then, a
+thread that is ready and whose counters stand still counts as waiting. Kernels without schedstat report no wait.
 
-A thread can also wait inside the kernel, for a lock whose holder has no CPU: programs that start processes share the
-locks of the files that these map. Such a wait counts too, up to a limit, because a program may be able to cause it.
+It is a wait too if the root of the tree is stopped, which nothing in a sandbox can do, if this meter looks late, and if
+a thread waits inside the kernel, for a lock whose holder has no CPU: programs that start processes share the locks of
+the files that these map. The last has a limit, because a program may be able to cause it.
 """
 
 import os
@@ -25,6 +24,8 @@ SAMPLE_SECONDS: Final = 0.1
 MOST_BLOCKED: Final = 10.0
 """Seconds inside the kernel that count as waiting. Longer ones count against the program, which thus cannot look
 starved for ever."""
+CROWDED: Final = 0.1
+"""Share of the wall time; on a quiet machine, a program with one process waits for a hundredth of it."""
 MANY_PROCESSES: Final = 500
 """An honest program starts fewer in all."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -34,17 +35,17 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 class Usage:
     """What a tree of processes received since the meter was made.
 
-    >>> Usage(wall=9.0, cpu=0.5, waited=8.0).own
-    1.0
-    >>> Usage(wall=9.0, cpu=17.0, waited=8.0).own
-    17.0
+    >>> Usage(wall=9.0, cpu=0.5, waited=8.0).idle
+    0.5
+    >>> Usage(wall=9.0, cpu=17.0, waited=0.0).idle
+    0.0
     """
 
     wall: float
     cpu: float
     """Seconds of CPU, of all processes together."""
     waited: float
-    """Seconds in which a thread was ready to run and had no CPU, or waited inside the kernel; at most `wall`."""
+    """Seconds in which the machine kept it from running; at most `wall`."""
 
     @property
     def served(self) -> float:
@@ -52,9 +53,14 @@ class Usage:
         return self.wall - self.waited
 
     @property
-    def own(self) -> float:
-        """The seconds that count against the limit of a program."""
-        return max(self.cpu, self.served)
+    def idle(self) -> float:
+        """Seconds in which it neither computed nor waited for a CPU, less what it computed on several CPUs at once."""
+        return max(0.0, self.served - self.cpu)
+
+    @property
+    def price(self) -> float:
+        """What a second counts: two thirds where it had to wait, since on a crowded machine a CPU is slower as well."""
+        return 2 / 3 if self.waited > CROWDED * self.wall else 1.0
 
     def __str__(self) -> str:
         return f"{self.cpu:.2f} s of CPU, {self.waited:.2f} s of waiting for one, in {self.wall:.2f} s"
@@ -83,7 +89,7 @@ class TreeMeter:
     """Measures a process and its descendants from now on. Call `read` every `SAMPLE_SECONDS`.
 
     >>> meter = TreeMeter(os.getpid())
-    >>> sum(range(1_000_000)) > 0 and meter.read().own > 0
+    >>> sum(range(1_000_000)) > 0 and meter.read().wall > 0
     True
     """
 
@@ -107,24 +113,34 @@ class TreeMeter:
     def read(self) -> Usage:
         """Look at the tree now."""
         now, summed, waits = time.monotonic(), 0, [_Wait()]
+        missed = now - self._looked - 2 * SAMPLE_SECONDS
         for pid in _tree(self._pid):
             fields = _stat(f"/proc/{pid}/stat")
             if fields is None:
                 continue
+            if pid == self._pid and fields[0] == "T":
+                missed = now - self._looked
             if self._exact is None:
                 self._highest_pid = max(self._highest_pid, _pid_in_namespace(pid))
             self._own_ticks[pid] = int(fields[11]) + int(fields[12])
             summed += self._own_ticks[pid] + int(fields[13]) + int(fields[14])
             waits += [self._look(pid, tid, now) for tid in _numbers(f"/proc/{pid}/task")]
-        self._waited += max(one.ended for one in waits) / 1e9
+        self._waited += max(missed, *(one.ended / 1e9 for one in waits))
         if any(one.blocked for one in waits):
             self._blocked = min(self._blocked + now - self._looked, MOST_BLOCKED)
         waited = self._waited + self._blocked + max(one.pending for one in waits)
         self._looked, wall = now, now - self._started
-        cpu = self._exact() if self._exact else max(summed, sum(self._own_ticks.values())) / _TICKS
-        self._most_cpu = max(self._most_cpu, cpu - self._cpu_before)
+        if self._exact is None:
+            cpu = max(summed, sum(self._own_ticks.values())) / _TICKS
+            self._most_cpu = max(self._most_cpu, cpu - self._cpu_before)
         innocent = self._exact is not None or self._highest_pid <= MANY_PROCESSES
-        return Usage(wall, self._most_cpu, min(waited, wall) if innocent else 0.0)
+        return Usage(wall, self.cpu(), min(waited, wall) if innocent else 0.0)
+
+    def cpu(self) -> float:
+        """Return the CPU used until now if the control group counts it, otherwise until the last look."""
+        if self._exact:
+            self._most_cpu = max(self._most_cpu, self._exact() - self._cpu_before)
+        return self._most_cpu
 
     def _look(self, pid: int, tid: int, now: float) -> _Wait:
         try:

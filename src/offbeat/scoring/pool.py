@@ -8,31 +8,30 @@ Each worker process has a thread, which takes the next completion from the queue
 until the deadline. A process that is late, dead, stopped or out of memory is killed with its children and replaced.
 One thread holds a completion from the queue to its result, so it ends exactly once.
 
-If scoring fails, the pool finds out who caused it. If the worker had too little CPU or was killed by a signal, another
-is asked, and then the machine is to blame. After a crash or an error the completion is graded again, in case an earlier
-one caused it. If it fails again, the worker grades a control: another answer, which was scored before, to this prompt.
-If the control has a score, this answer caused the failure, and gets what the task says (`Task.answer_fault`, by default
-the lowest reward). Otherwise the grader is broken for this prompt, and the completion is `Unscorable`, as it is if the
-function waited for something outside, such as a service.
+If scoring fails, the pool finds out who caused it: `blame.py` has the rule. If the worker had too little CPU, the
+completion is asked again, one at a time, and then the machine is to blame.
 
 A reward function with TRL's arguments gets all completions of a prompt in one call. If that fails, each completion is
 scored alone, to find those that cause it; the others are scored again together, without them.
 
-A value that can be no reward, or is outside the task's range, ends the pool with `InvalidReward`.
+A value that can be no reward, or is outside the task's range, ends the pool with `InvalidReward` if an empty answer or
+one that is known to be right has such a value as well.
 """
 
 import itertools
+import json
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeGuard, TypeVar
 
-from offbeat.errors import PoolClosed, PoolError
+from offbeat.errors import InvalidReward, PoolClosed, PoolError
+from offbeat.scoring import blame
 from offbeat.scoring.process import LONGEST_PAUSE, Grader, Reply, WorkerProcesses, longest_wait, setup_message
 from offbeat.scoring.tally import (
     FailureLimit,
@@ -45,7 +44,7 @@ from offbeat.scoring.tally import (
 from offbeat.scoring.worker import ChannelClosed, encode_message
 from offbeat.tasks.rewards import FOR_EVALUATION, AnswerFault, Answers, Columns, Reward, fault_reward
 from offbeat.tasks.task import Task
-from offbeat.types import BY_ANSWER, FAULT, Json, Score, Unscorable
+from offbeat.types import BY_ANSWER, FAULT, ON_RIGHT, Json, Score, Unscorable
 
 Item = TypeVar("Item")
 
@@ -107,14 +106,20 @@ class BoundedQueue(Generic[Item]):
 
 
 Outcome = Score | Unscorable
-_Ending = tuple[Outcome, str]
-"""What a completion gets, and the error behind it if its scoring failed."""
+_Ending = tuple[Outcome, str, bool]
+"""What a completion gets, the error behind it if its scoring failed, and whether the grader caused it."""
 
 _EXCERPT: Final = 200
 _LONGEST_CONTROL: Final = 10_000
 """Characters of a text that can serve as a control."""
-_ASKS: Final = 3
-"""How often one completion can take a worker's whole time: twice itself, and its control."""
+_CONTROLS: Final = 3
+"""The latest answers, and the references of a prompt, that can serve as controls."""
+_BEST: Final = 4096
+"""Prompts whose best answer is kept."""
+_ASKS: Final = blame.PATIENCE + 8
+"""How often one completion can take a worker's whole time: its trial, and what is asked before and after it."""
+_LEFT_OUT: Final = 64
+"""How many ways to leave one or two answers out of a group are tried."""
 _CLOSING_SECONDS: Final = 15.0
 
 
@@ -186,7 +191,11 @@ class ScoringPool:
         self._at_once = [any(reward.trl for reward in graders[side][0]) for side in (0, -1)]
         self._steps, self._largest = steps, 1
         self._lowest = [math.inf, math.inf]
-        self._control = ""
+        self._highest = [-math.inf, -math.inf]
+        self._latest = [deque[str](maxlen=_CONTROLS), deque[str](maxlen=_CONTROLS)]
+        self._best: dict[int, tuple[float, str]] = {}
+        self._share = blame.FailureShare()
+        self._down: dict[str, float] = {}
         self._turn = threading.Lock()
         self._deadline, self._start_seconds = deadline, start_seconds
         self._queue: BoundedQueue[_Job] = BoundedQueue(waiting)
@@ -348,9 +357,9 @@ class ScoringPool:
                 result.set_exception(error)
             raise
         seconds, cpu = time.monotonic() - asked, job.cpu / len(endings)  # without what failed completions took alone
-        for of, text, (outcome, why) in zip(job.of, job.answers.texts, endings, strict=True):
-            self._count(Scored(of, text[:_EXCERPT], seconds, outcome, cpu, why))
-        for result, (outcome, _) in zip(job.results, endings, strict=True):
+        for of, text, ending in zip(job.of, job.answers.texts, endings, strict=True):
+            self._count(Scored(of, text[:_EXCERPT], seconds, ending[0], cpu, *ending[1:]))
+        for result, (outcome, *_) in zip(job.results, endings, strict=True):
             if result.cancelled():
                 continue
             if self._closing.is_set() and isinstance(outcome, Unscorable):
@@ -361,32 +370,61 @@ class ScoringPool:
     def _ask(self, job: _Job, slot: int) -> list[_Ending]:
         """Score completions, and find out who is to blame if that fails."""
         reply = self._reply(job, slot)
-        if reply.failure == "disturbed":
+        if reply.failure == "starved":
             with self._turn:  # the fewer at once, the more CPU for each
                 reply = self._reply(job, slot)
-        if reply.failure == "unclear":
-            reply = self._reply(job, slot)
-        endings = [_ending(outcome) for outcome in reply.outcomes]
-        for text, (outcome, _) in zip(job.answers.texts, endings, strict=True):
-            if isinstance(outcome, Score):
-                self._remember(text, _side(job.answers.columns), outcome)
-        if reply.failure not in ("computed", "unclear"):
-            return endings
-        if len(endings) > 1:
-            return self._sorted_out(job, slot, endings)
-        [(outcome, why)] = endings
-        return [(self._blamed(job, slot, outcome) if isinstance(outcome, Unscorable) else outcome, why)]
+        if not reply.failure:
+            self._share.add(len(reply.outcomes), 0)
+            self._remember(job, reply.outcomes)
+        if not reply.failure or self._closing.is_set():
+            return [_ending(outcome) for outcome in reply.outcomes]
+        return self._sorted_out(job, slot, reply) if len(reply.outcomes) > 1 else [self._judged(job, slot, reply)]
 
-    def _sorted_out(self, job: _Job, slot: int, endings: list[_Ending]) -> list[_Ending]:
-        """Score each failed completion of a group alone; then the failed ones that did not cause it, together again."""
-        failed = [i for i, (outcome, _) in enumerate(endings) if isinstance(outcome, Unscorable)]
-        alone = {i: self._ask(self._part(job, [i]), slot)[0] for i in failed}
-        found = {i: ending for i, ending in alone.items() if caused_by_answer(ending[0])}
-        rest = [i for i in failed if i not in found]
-        if found and rest:
-            again = self._reply(self._part(job, rest), slot).outcomes
-            found |= {i: _ending(outcome) for i, outcome in zip(rest, again, strict=True)}
+    def _sorted_out(self, job: _Job, slot: int, reply: Reply) -> list[_Ending]:
+        """Find the answers that made a group fail, and score the others together, because a reward may compare them.
+
+        One or two are left out by turns: they made it fail if the others then have scores. If that finds none, each
+        failed completion is scored alone.
+        """
+        endings = [_ending(outcome) for outcome in reply.outcomes]
+        failed = [i for i, (outcome, *_) in enumerate(endings) if isinstance(outcome, Unscorable)]
+        rest = [*range(len(endings))]
+        if (reply := self._again(job, slot, rest, reply)).failure:
+            rest, reply = self._left_out(job, slot, failed, reply)
+        found = {i: self._fault(job, i, endings[i]) for i in failed if not reply.failure and i not in rest}
+        if reply.failure:
+            alone = {i: self._ask(self._part(job, [i]), slot)[0] for i in failed}
+            found = {i: ending for i, ending in alone.items() if caused_by_answer(ending[0])}
+            rest = [i for i in rest if i not in found]
+            if rest and (found or any(isinstance(ending[0], Score) for ending in alone.values())):
+                reply = self._again(job, slot, rest, reply)
+        if rest and reply.failure == "invalid":
+            raise InvalidReward(_ending(reply.outcomes[0])[1])
+        if not reply.failure:
+            found |= {i: _ending(outcome) for i, outcome in zip(rest, reply.outcomes, strict=True)}
         return [found.get(i, ending) for i, ending in enumerate(endings)]
+
+    def _again(self, job: _Job, slot: int, places: list[int], reply: Reply) -> Reply:
+        """Score completions together until they have scores, or chance can no longer be why they have none."""
+        for tries in range(1, blame.MOST if reply.failure != "starved" else 1):
+            reply = self._reply(self._part(job, places), slot)
+            if not reply.failure or self._share.chance(tries + 1) <= blame.CHANCE:
+                break
+        return reply
+
+    def _left_out(self, job: _Job, slot: int, failed: list[int], reply: Reply) -> tuple[list[int], Reply]:
+        """Return the completions that have scores once one or two of the failed ones are left out, and these scores."""
+        everyone, outcome = [*range(len(job.answers.texts))], next(filter(_failed, reply.outcomes))
+        down = time.monotonic() < self._down.get(blame.place(outcome), 0.0)
+        until = time.monotonic() + self._deadline * (2 if down else blame.PATIENCE)
+        several = itertools.chain(itertools.combinations(failed, 1), itertools.combinations(failed, 2))
+        for out in itertools.islice(several, _LEFT_OUT if reply.failure != "starved" else 0):
+            rest = [i for i in everyone if i not in out]
+            if len(rest) > 1 and not (others := self._reply(self._part(job, rest), slot)).failure:
+                return rest, others
+            if time.monotonic() > until:
+                break
+        return everyone, reply
 
     def _part(self, job: _Job, places: Sequence[int]) -> _Job:
         ids = job.answers.token_ids
@@ -397,11 +435,16 @@ class ScoringPool:
         )
         return self._job(part, [job.of[i] for i in places])
 
-    def _remember(self, text: str, side: int, score: Score) -> None:
+    def _remember(self, job: _Job, outcomes: Sequence[Outcome]) -> None:
         """Keep what later failures are compared with."""
-        self._lowest[side] = min(self._lowest[side], score.reward)
-        if len(text) <= _LONGEST_CONTROL:
-            self._control = text
+        side = _side(job.answers.columns)
+        for text, outcome in zip(job.answers.texts, outcomes, strict=True):
+            if isinstance(outcome, Score) and len(text) <= _LONGEST_CONTROL:
+                self._latest[side].append(text)
+                if outcome.reward == self._highest[side]:
+                    if len(self._best) == _BEST:
+                        self._best.clear()
+                    self._best[hash(json.dumps(dict(job.answers.columns), sort_keys=True))] = outcome.reward, text
 
     def _reply(self, job: _Job, slot: int) -> Reply:
         """Let a worker grade, and replace it if it cannot be used again."""
@@ -414,27 +457,87 @@ class ScoringPool:
                 self._workers.kill(slot)
                 continue
             job.cpu += reply.cpu
+            if rewards := [one.reward for one in reply.outcomes if isinstance(one, Score)]:
+                side = _side(job.answers.columns)
+                self._lowest[side] = min(self._lowest[side], *rewards)
+                self._highest[side] = max(self._highest[side], *rewards)
             if not reply.usable:
                 self._workers.kill(slot)
             return reply
 
-    def _blamed(self, job: _Job, slot: int, outcome: Unscorable) -> Outcome:
-        """Return what a completion gets whose scoring failed: by the answer's fault if another answer has a score."""
-        control = self._control
-        if self._closing.is_set() or control == job.answers.texts[0]:
-            return outcome
-        same_prompt = self._job(Answers([control], job.answers.columns, step=job.answers.step), [""])
-        [answered] = self._reply(same_prompt, slot).outcomes
-        job.cpu += same_prompt.cpu
-        if not isinstance(answered, Score):
-            return outcome
+    def _judged(self, job: _Job, slot: int, reply: Reply) -> _Ending:
+        """Return what a completion gets whose scoring failed."""
+        [outcome], side = reply.outcomes, _side(job.answers.columns)
+        assert isinstance(outcome, Unscorable)
+        bests, right = self._known(job)
+        controls = self._controls(job, slot, [*bests, *reversed(self._latest[side])], [*right, "0", ""])
+        until, where = time.monotonic() + blame.PATIENCE * self._deadline, blame.place(outcome)
+
+        def again() -> bool:
+            nonlocal reply
+            reply = self._reply(job, slot)
+            return not reply.failure
+
+        if reply.failure == "starved":
+            return outcome, outcome.detail, not next(controls, False)
+        plain = (*right, "") if reply.failure == "invalid" else ()
+        if any(self._graded(job, slot, one).failure == "invalid" for one in plain):
+            raise InvalidReward(outcome.detail)
+        cause = "grader"
+        if time.monotonic() >= self._down.pop(where, 0.0) or next(controls, False):
+            cause = blame.find_cause(again, lambda: next(controls, None), self._share, lambda: time.monotonic() < until)
+        if cause == "none":
+            self._remember(job, reply.outcomes)
+            return _ending(reply.outcomes[0])
+        if cause == "grader":
+            self._down[where] = time.monotonic() + blame.SHARED
+            return _ending(outcome)
+        return self._fault(job, 0, _ending(outcome))
+
+    def _known(self, job: _Job) -> tuple[list[str], list[str]]:
+        """Return the best answer to this prompt, if there is one, and all that are known to be right."""
         side = _side(job.answers.columns)
-        reward = self._fault_rewards[side]
-        if reward is None:
-            return Unscorable(outcome.reason, BY_ANSWER + outcome.detail)
-        if math.isinf(reward):  # the range has no lower end
-            reward = min(self._lowest[side], answered.reward)
-        return Score(reward, {FAULT + outcome.reason: reward})
+        reward, best = self._best.get(hash(json.dumps(dict(job.answers.columns), sort_keys=True)), (math.nan, ""))
+        # While no answer is better than another, the best one need not be right.
+        bests = [best] if self._lowest[side] < reward == self._highest[side] else []
+        return bests, [*bests, *itertools.islice(blame.references(dict(job.answers.columns)), _CONTROLS)]
+
+    def _fault(self, job: _Job, place: int, ending: _Ending) -> _Ending:
+        """Return what a completion gets that made its scoring fail."""
+        (outcome, why, _), text, side = ending, job.answers.texts[place], _side(job.answers.columns)
+        assert isinstance(outcome, Unscorable)
+        fault = self._fault_rewards[side]
+        if blame.agrees(text, self._known(job)[1]):
+            found: Outcome = Unscorable(outcome.reason, f"{ON_RIGHT}{outcome.detail}; the answer: {text[:_EXCERPT]!r}")
+        elif fault is None:
+            found = Unscorable(outcome.reason, BY_ANSWER + outcome.detail)
+        else:  # if the range has no lower end, the lowest reward so far
+            fault = self._lowest[side] if math.isinf(fault) else fault
+            found = Score(fault, {FAULT + outcome.reason: fault})
+        return found, why, False
+
+    def _controls(self, job: _Job, slot: int, known: Sequence[str], guesses: Sequence[str]) -> Iterator[bool]:
+        """Yield whether a control has a score, try after try; nothing if there is no control."""
+        [own] = job.answers.texts
+        waiting = deque(one for one in dict.fromkeys(known) if one != own)
+        for guess in () if waiting else guesses:
+            if guess != own and not self._graded(job, slot, guess).failure:
+                waiting.append(guess)
+                yield True
+                break
+        for asked in itertools.count() if waiting else ():
+            if failure := self._graded(job, slot, waiting[0]).failure:
+                waiting.rotate(-1)
+                if not asked:  # the failed answer may have broken the worker
+                    self._workers.kill(slot)
+            yield not failure
+
+    def _graded(self, job: _Job, slot: int, text: str) -> Reply:
+        """Grade another answer with the columns of a failed one."""
+        asked = self._job(replace(job.answers, texts=[text], token_ids=None), [""])
+        reply = self._reply(asked, slot)
+        job.cpu += asked.cpu
+        return reply
 
     def _count(self, entry: Scored) -> None:
         with self._lock:
@@ -445,8 +548,12 @@ class ScoringPool:
         self._stop(error)
 
 
+def _failed(outcome: Outcome) -> TypeGuard[Unscorable]:
+    return isinstance(outcome, Unscorable)
+
+
 def _ending(outcome: Outcome) -> _Ending:
-    return outcome, outcome.detail if isinstance(outcome, Unscorable) else ""
+    return outcome, outcome.detail if isinstance(outcome, Unscorable) else "", True
 
 
 def _together(futures: "Sequence[Future[Outcome]]") -> "Future[list[Outcome]]":

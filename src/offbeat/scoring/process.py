@@ -1,7 +1,6 @@
 """Scoring workers as the pool sees them: processes to start, ask, kill and replace."""
 
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -11,10 +10,9 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, cast, get_args
+from typing import IO, Final, Literal, cast, get_args
 
 from offbeat.errors import (
-    InvalidReward,
     PoolClosed,
     PoolError,
     RewardDoesNotImport,
@@ -25,7 +23,7 @@ from offbeat.imports import reference
 from offbeat.sandbox.meter import SAMPLE_SECONDS, TreeMeter, Usage, descendants
 from offbeat.scoring.worker import Channel, ChannelClosed, Message
 from offbeat.tasks.rewards import Reason, Reward
-from offbeat.types import Json, Score, Unscorable
+from offbeat.types import Json, Score, Unscorable, is_reward
 
 Grader = tuple[Sequence[Reward], tuple[float, float]]
 """Reward functions, and the range of their weighted sum."""
@@ -47,12 +45,9 @@ _UNMETERED: Final = 0.25
 """Seconds before the pool looks at the CPU of a worker; most completions take milliseconds."""
 _SHORTEST_WAIT: Final = 0.01
 
-Failure = Literal["", "disturbed", "outside", "computed", "unclear"]
-"""What the pool knows about a failure: the machine was too busy, or a signal ended the worker; it cannot be that of the
-answer, for instance because a service did not answer; the worker computed until its deadline; nothing yet. Empty if
-there is a score."""
-_FROM_OUTSIDE: Final = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
-"""Exit codes of a worker that did not end by what it computed: a person, the system or its memory killer ended it."""
+Failure = Literal["", "failed", "invalid", "starved"]
+"""Why a completion has no score: the scoring failed; it gave what can be no reward of the task (`InvalidReward`); the
+machine had too little CPU for it. Empty if there is a score."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +87,8 @@ def setup_message(graders: Sequence[Grader], memory_mib: int) -> Message:
 class WorkerProcess:
     """A running worker and its supervisor: a fresh interpreter, since the pool may hold torch and threads."""
 
+    _may_print = 16 << 20  # bytes, by all workers of this process: no policy may fill a disk
+
     def __init__(self) -> None:
         self._code: int | None = None
         self._worker_pid = 0
@@ -105,9 +102,20 @@ class WorkerProcess:
                 [sys.executable, "-P", "-m", "offbeat.scoring.worker", str(descriptor), str(os.getpid())],
                 env=os.environ | threads | {"PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 pass_fds=[descriptor],
                 start_new_session=True,  # only the pool handles Ctrl-C
             )
+        threading.Thread(target=self._pass_on, args=[self._process.stderr], daemon=True).start()
+
+    @classmethod
+    def _pass_on(cls, printed: IO[bytes]) -> None:
+        with printed:  # to its end, so that nobody waits
+            while part := os.read(printed.fileno(), 1 << 16):
+                shown, cls._may_print = part[: cls._may_print], max(cls._may_print - len(part), 0)
+                cut = b"" if cls._may_print else b"\nreward functions print too much: the rest is not shown\n"
+                with contextlib.suppress(OSError):
+                    os.write(2, shown + cut if shown else b"")
 
     def prepare(self, setup: Message, *, seconds: float) -> None:
         """Send the setup and wait until the worker has imported the reward functions."""
@@ -162,13 +170,12 @@ class WorkerProcess:
             if isinstance(reply, Usage):
                 return self._late(reply, seconds, count)
             if "invalid" in reply:
-                raise InvalidReward(str(reply["invalid"]))
+                invalid = [Unscorable("invalid", str(reply["invalid"]))] * count
+                return Reply(invalid, "invalid", usable=True)
             outcomes, failure = _outcomes(reply, job, count)
             return Reply(outcomes, failure, float(cast("float", reply["cpu"])), usable=not reply["leaving"])
         except ChannelClosed:
             return self._crash(f"the worker {self.ending() or 'closed its channel'} while scoring", count)
-        except InvalidReward:
-            raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             return self._crash(f"the worker sent an invalid reply: {error}", count)
 
@@ -191,14 +198,14 @@ class WorkerProcess:
         # A child of a dead worker may hold its channel open: then there is no end of file, only silence.
         if not self.alive:
             return self._crash(f"the worker {self.ending()} while scoring", count)
-        if usage.served < seconds:
+        if usage.served < seconds and usage.cpu < seconds:  # what starves itself computes
             busy = f"the machine was too busy to score it: the worker received {usage}; run fewer things at once"
-            return Reply([Unscorable("sandbox", busy)] * count, "disturbed", usage.cpu)
+            return Reply([Unscorable("sandbox", busy)] * count, "starved", usage.cpu)
         outcome = Unscorable("timeout", f"scoring was stopped after {seconds:g} s, with {usage}")
-        return Reply([outcome] * count, "computed" if usage.cpu > usage.served / 2 else "outside", usage.cpu)
+        return Reply([outcome] * count, "failed", usage.cpu)
 
     def _crash(self, what: str, count: int) -> Reply:
-        return Reply([Unscorable("crash", what)] * count, "disturbed" if self._code in _FROM_OUTSIDE else "unclear")
+        return Reply([Unscorable("crash", what)] * count, "failed")
 
     def ending(self) -> str | None:
         """Describe how the process ended, or return None if it does not end."""
@@ -242,10 +249,9 @@ def _outcomes(reply: Message, job: int, count: int) -> tuple[list[Score | Unscor
     outcomes = [_outcome(part) for part in parts]
     if len(outcomes) != count:
         raise ValueError(f"it has {len(outcomes)} outcomes, not {count}")
-    own = [one for one, part in zip(outcomes, parts, strict=True) if not isinstance(one, Score) and not part["outside"]]
-    if own:
-        return outcomes, "computed" if all(one.reason == "timeout" for one in own) else "unclear"
-    return outcomes, "" if all(isinstance(one, Score) for one in outcomes) else "outside"
+    failed = [one for one in outcomes if isinstance(one, Unscorable)]
+    starved = failed and all(one.detail.split(": ", 2)[1:2] == ["SandboxStarved"] for one in failed)
+    return outcomes, "starved" if starved else "failed" if failed else ""
 
 
 def _outcome(reply: Message) -> Score | Unscorable:
@@ -256,7 +262,7 @@ def _outcome(reply: Message) -> Score | Unscorable:
         return Unscorable(cast("Reason", reason), str(reply["detail"]))
     reward = float(cast("float", reply["reward"]))
     parts = {name: float(part) for name, part in cast("dict[str, float]", reply["breakdown"]).items()}
-    if not all(map(math.isfinite, [reward, *parts.values()])):
+    if not all(map(is_reward, [reward, *parts.values()])):
         raise ValueError(f"a reward of {reward} from {parts}")
     return Score(reward, parts)
 

@@ -25,8 +25,8 @@ def failure_of(score: Score | Unscorable | None) -> str:
 
 
 def caused_by_answer(score: Score | Unscorable) -> bool:
-    """Return True if the scoring failed by the answer's fault."""
-    return score.blame == "answer" if isinstance(score, Unscorable) else bool(score.fault)
+    """Return True if the scoring failed by the answer's fault, or on a right answer: the grader works for others."""
+    return score.blame != "grader" if isinstance(score, Unscorable) else bool(score.fault)
 
 
 def count_outcomes(groups: Sequence[Group]) -> list[OutcomeCount]:
@@ -52,9 +52,11 @@ class Scored:
     seconds: float
     outcome: Score | Unscorable
     cpu: float = 0.0
-    """Seconds that workers computed for it, its control included."""
+    """Seconds that workers computed for it, its controls included."""
     why: str = ""
     """The error behind a score that an answer got because it made its scoring fail."""
+    controlled: bool = True
+    """False if no control has failed, so that the failure says nothing about the grader."""
 
     def __str__(self) -> str:
         out = self.outcome
@@ -84,7 +86,7 @@ class PoolReport:
 class FailureLimit:
     """The share of completions without a score above which the scoring itself counts as broken.
 
-    Answers that make their own scoring fail do not count: the policy would stop the run.
+    Only failures whose controls failed as well count (`blame.py`): otherwise a policy could stop the run.
     """
 
     share: float = 0.25
@@ -148,7 +150,7 @@ class ScoringTally:
     def add(self, entry: Scored) -> None:
         outcome, reason = entry.outcome, failure_of(entry.outcome)
         by_grader = bool(reason) and not caused_by_answer(outcome)
-        self._recent_failures.append(by_grader)
+        self._recent_failures.append(by_grader and entry.controlled)
         if reason:
             (self._reasons if by_grader else self._faults)[reason] += 1
             self._failing.append(entry)

@@ -24,8 +24,6 @@ from offbeat.types import Json, Score, Unscorable
 Message = dict[str, Json]
 
 _CHUNK: Final = 1 << 16
-_SHORTEST_WAIT: Final = 0.05
-"""Seconds; a shorter wait says nothing about a reward function."""
 
 
 class ChannelClosed(ConnectionError):
@@ -106,12 +104,12 @@ def serve(channel: Channel) -> None:
     channel.send({"ready": os.getpid()})
     # A worker that has used half of its memory exits between two completions, before the limit hits one of them.
     enough = (_memory_in_use() + memory) // 2
-    leaving, clock = False, _WaitClock()
+    leaving = False
     while not leaving:
         job = channel.receive()
         answers = Answers(**cast("dict[str, Any]", job["answers"]))
         rewards, reward_range = graders[-1 if cast("Message", answers.columns).pop(FOR_EVALUATION, False) else 0]
-        clock.start()
+        began = _cpu()
         try:
             examined = examine(rewards, reward_range, answers)
             leaving = _memory_in_use() > enough
@@ -120,10 +118,9 @@ def serve(channel: Channel) -> None:
             continue
         except MemoryError:
             full = Unscorable("crash", f"memory: scoring needed more than {memory >> 20} MiB; see task.memory_mib")
-            examined, leaving = [(full, False)] * len(answers.texts), True
-        waited = clock.waited()
-        outcomes: list[Json] = [_outcome(outcome) | {"outside": outside or waited} for outcome, outside in examined]
-        channel.send({"job": job["job"], "outcomes": outcomes, "cpu": clock.cpu(), "leaving": leaving})
+            examined, leaving = [full] * len(answers.texts), True
+        outcomes: list[Json] = [_outcome(outcome) for outcome in examined]
+        channel.send({"job": job["job"], "outcomes": outcomes, "cpu": _cpu() - began, "leaving": leaving})
 
 
 def _import_grader(described: dict[str, Json]) -> tuple[list[Reward], tuple[float, float]]:
@@ -155,34 +152,10 @@ def _memory_in_use() -> int:
         return 0
 
 
-class _WaitClock:
-    """Tells whether a reward function computed, or waited for something outside, such as a service."""
-
-    def __init__(self) -> None:
-        try:
-            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)  # kept open: it is read at every job
-        except OSError:
-            self._schedstat = -1
-        self.start()
-
-    def start(self) -> None:
-        self._wall, self._cpu, self._delay = self._now()
-
-    def cpu(self) -> float:
-        """Return the seconds of CPU since the start, with those of children that have ended."""
-        return self._now()[1] - self._cpu
-
-    def waited(self) -> bool:
-        """Return True if most of the time since the start passed neither on a CPU nor in its queue."""
-        wall, cpu, delay = self._now()
-        computed = cpu - self._cpu
-        return wall - self._wall - computed - (delay - self._delay) > max(_SHORTEST_WAIT, computed)
-
-    def _now(self) -> tuple[float, float, float]:
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = time.process_time() + children.ru_utime + children.ru_stime
-        delay = int(os.pread(self._schedstat, 100, 0).split()[1]) / 1e9 if self._schedstat >= 0 else 0.0
-        return time.monotonic(), cpu, delay
+def _cpu() -> float:
+    """Return the seconds that this process has computed, with its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _outcome(outcome: Score | Unscorable) -> Message:

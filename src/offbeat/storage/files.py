@@ -1,16 +1,20 @@
-"""Durable files on a local disk: fsync, atomic replacement, and a lock that ends with its process."""
+"""Durable files on a local disk: fsync, atomic replacement, regular files only, a lock that ends with its process."""
 
 import fcntl
 import os
 import secrets
 import socket
+import struct
+import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
+
+from offbeat.errors import RunError
 
 
 def local_path(uri: str) -> Path | None:
@@ -66,6 +70,25 @@ def write_atomically(path: Path, content: bytes, *, durable: bool) -> None:
         fsync_paths(path.parent)
 
 
+def require_plain_tree(root: Path, only: Collection[str] = ()) -> None:
+    """Raise `RunError` if a FIFO would stop readers, or a link would let a run read and prune the files of others.
+
+    With `only`, nothing else in `root` is looked at.
+    """
+    inside, folders = root.resolve(), [root]
+    while folders:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folders.pop()) as entries:
+            for one in entries:
+                if only and one.name not in only and Path(one.path).parent == root:
+                    continue
+                if one.is_dir(follow_symlinks=False):
+                    folders.append(Path(one.path))
+                elif one.is_symlink() and not Path(one.path).resolve().is_relative_to(inside):
+                    raise RunError(f"{one.path} is a link out of {root}; put what it points to in its place")
+                elif not one.is_file(follow_symlinks=False) and not one.is_symlink():
+                    raise RunError(f"{one.path} is neither a file nor a directory; remove it")
+
+
 class LockHeld(Exception):
     """The lock is taken. Callers turn this into an error that says what to do."""
 
@@ -107,6 +130,8 @@ class FileLock:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
         try:
             (fcntl.lockf if per_process else fcntl.flock)(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if sys.platform == "linux" and not per_process:
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)  # as flock, and `held_by` can look at it
         except (BlockingIOError, PermissionError):  # POSIX allows either for a record lock
             owner = _owner(descriptor)
             os.close(descriptor)
@@ -125,6 +150,9 @@ class FileLock:
     def release(self) -> None:
         """Close the file; harmless if it is closed. A lock shared with the parent process stays the parent's."""
         self._close()
+
+
+_WHOLE_FILE: Final = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # an exclusive `struct flock`
 
 
 def _close(path: Path, descriptor: int) -> None:
@@ -164,12 +192,15 @@ def taking_turns(path: Path, *, patience: float = 5.0) -> Iterator[None]:
 
 
 def held_by(path: Path) -> str | None:
-    """Return who holds a flock `FileLock` at this path, or None if it is free or missing. Takes it for an instant."""
+    """Return who holds a flock `FileLock` at this path, or None if it is free or missing. On Linux it only looks."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
+        if sys.platform == "linux":
+            found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+            return None if struct.unpack_from("h", found)[0] == fcntl.F_UNLCK else _owner(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _owner(descriptor)

@@ -12,6 +12,8 @@ Functions of your own modules are imported from there, as are functions of insta
 class and its attributes.
 """
 
+import __future__
+
 import ast
 import copyreg
 import inspect
@@ -20,22 +22,21 @@ import json
 import math
 import os
 import re
-import symtable
 import sys
-import sysconfig
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Final, cast
+from typing import IO, Any, Final, cast
 
 from offbeat.errors import DataError, TaskError
-from offbeat.imports import find_name
+from offbeat.imports import find_name, own_root
 from offbeat.tasks.data import rows
 from offbeat.tasks.reward_model import reward_model
 from offbeat.tasks.rewards import Reward, reward_of
+from offbeat.tasks.same_reward import first_difference, read_names
 
 RewardFunction = Callable[..., object] | Reward | str | os.PathLike[str]
 """A reward function, or the directory of a reward model."""
@@ -52,10 +53,24 @@ _FILE_NAMES: Final[Mapping[str, object]] = {
     "json": json,
     "Path": Path,
     "Reward": Reward,
-    **dict.fromkeys(("examples", "evaluation_examples", "reward_range", "rewards"), _OWN),
+    **dict.fromkeys(("examples", "evaluation_examples", "reward_range", "rewards", "__name__", "__file__"), _OWN),
 }
 """What names of a task file stand for before any reward function is written into it."""
 _SESSIONS: Final = {"__main__", "__mp_main__"}
+_FUTURE: Final = "from __future__ import annotations"
+_SECRET_NAME: Final = re.compile(r"(?i)(key|token|passw(or)?d|passphrase|pgpass|_pwd?|^pw|secret|credential)s?\b")
+_SECRET: Final = re.compile(
+    r"\b(?:sk-[\w-]{12}|hf_\w{16}|gh[pousr]_\w{16}|github_pat_\w|glpat-[\w-]{12}|AKIA[0-9A-Z]{12}|xox[abprs]-\d"
+    r"|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{8,}\.|hooks\.slack\.com/\w+/\w"
+    r"|(?:Basic|Bearer) (?-i:(?=(?:[\w+/]*?(?:[a-z][A-Z]|\d[A-Za-z])){2})[\w+/]{11}))"
+    r"|://[\w.%+-]*:[\w.%+!$&*~-]{5,}@"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|(\w*(?:passw(?:or)?d|pgpass|(passphrase))"
+    r"|\b(?:\w*_)?pwd?(?=[^=\n]*[:=][^'\"\n]*['\"](?![/.~])[^\s'\"]*\d)"
+    r"|\w*(?:key|token|secret|credential)s?(?=[^=\n]*[:=]\W*(?=\S{12})"
+    r"[^\s'\"]*?(?:\d[^\s'\"]*?[a-z]|[a-z][^\s'\"]*?\d)))"
+    r"['\"\]]*\s*(?::[^=\n]{1,20})?[:=]\s*\(?[rbu]*['\"](?:(?(2)[^'\"\n]|[^\s'\"])){6,}['\"]",
+    re.IGNORECASE,
+)
 
 
 def write_task(
@@ -81,27 +96,76 @@ def write_task(
     for i, (given, one) in enumerate(zip(chosen, listed, strict=True)):
         if not isinstance(given, Reward) and (same := [other.name for other in listed[:i]].count(one.name)):
             listed[i] = replace(one, name=f"{one.name}_{same + 1}")
-    source = SourceCapture()
+    source = SourceCapture({"import json\nfrom pathlib import Path\n\nfrom offbeat import Reward": None})
     entries = []
     for one in listed:
         setup = f", setup={source.use(one.setup, '_setup')}" if one.setup else ""
         function = source.use(one.function, "_reward")
+        setup += f", files={[str(Path(file).resolve()) for file in one.files]}" if one.files else ""
         entries.append(f"Reward({function}, name={one.name!r}, weight={one.weight!r}, trl={one.trl}{setup})")
     splits = _splits(dataset, evaluation)
-    directory.mkdir(parents=True, exist_ok=True)
+    text = str(source)
+    refuse_secrets(text)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
     for name, content in splits.items():
         _write_rows(directory / f"{name}.jsonl", content)
     parts = [
-        _HEAD,
-        "import json\nfrom pathlib import Path\n\nfrom offbeat import Reward\n",
-        str(source),
+        f"{_HEAD}\n{text}\n",
         *(_EXAMPLES.format(name=name) for name in splits),
         f"reward_range = (float('{reward_range[0]}'), float('{reward_range[1]}'))\n",
         f"rewards = [{', '.join(entries)}]\n",
     ]
     path = directory / (re.sub(r"[^\w-]", "_", listed[0].name) + ".py")
-    path.write_text("\n".join(part for part in parts if part), encoding="utf-8")
+    with open_private(path) as file:
+        file.write("\n".join(parts))
+    require_same(path, "rewards", listed, _samples(directory / "examples.jsonl"))
     return path
+
+
+def _samples(path: Path) -> list[dict[str, Any]]:
+    """Return answers to the first rows: the text of each column, as it may be right, alone and within a sentence."""
+    found = []
+    with path.open(encoding="utf-8") as lines:
+        for row in map(json.loads, itertools.islice(lines, 3)):
+            texts = [text for one in row.values() for text in (f"{one}", f"It is {one}.")][-6:]
+            found.append({"texts": texts, "columns": row, "token_ids": [[*text.encode()] for text in texts]})
+    return found
+
+
+def open_private(path: Path) -> IO[str]:
+    """Open a file to write that only its owner can read."""
+    file = open(path, "w", encoding="utf-8", opener=partial(os.open, mode=0o600))  # noqa: SIM115
+    os.fchmod(file.fileno(), 0o600)  # it may have existed
+    return file
+
+
+def refuse_secrets(text: str) -> None:
+    """Raise `TaskError` if source that is about to be written holds what looks like a secret.
+
+    >>> refuse_secrets("def judge(text, columns, api_key='sk-0123456789abcdef'): ...")
+    Traceback (most recent call last):
+    offbeat.errors.TaskError: api_key looks like a secret, and its value would be written into the run directory; ...
+    """
+    found = _SECRET.search(text)
+    held = [name for name, value in os.environ.items() if _SECRET_NAME.search(name) and value[7:] and value in text]
+    if found or held:
+        name = held[0] if held else (found and found[1]) or "a constant"
+        raise TaskError(
+            f"{name} looks like a secret, and its value would be written into the run directory; read it inside the "
+            'function, from an environment variable: os.environ["NAME"]'
+        )
+
+
+def require_same(path: Path, name: str, live: object, samples: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Raise `TaskError` if what a file calls `name` is not `live`. The message shows no secrets."""
+    if different := first_difference(path, name, live, samples):
+        if _SECRET_NAME.search(different) or _SECRET.search(different):
+            different = different.split(" is ")[0] + " differs"
+        raise TaskError(
+            f"another process would not get what is here: {different}; put {path.stem}, as it is now and with all that "
+            "it uses, into a Python file, and import it from there in a new session"
+        )
 
 
 def _reward(given: object) -> Reward:
@@ -146,7 +210,7 @@ def _rows(dataset: object) -> Iterator[Mapping[str, Any]]:
 
 def _write_rows(path: Path, content: Iterable[Mapping[str, Any]]) -> None:
     count = 0
-    with path.open("w", encoding="utf-8") as file:
+    with open_private(path) as file:
         for number, row in enumerate(content):
             try:
                 file.write(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n")
@@ -195,21 +259,54 @@ class SourceCapture:
         if other is value or (type(other) is type(value) and _is_constant(value) and other == value):
             return False
         if other is _OWN:
-            raise TaskError(f"a reward function uses {name!r}, which every task file defines itself; rename yours")
+            raise TaskError(
+                f"a reward function uses {name!r}, which every task file has itself; rename yours, or "
+                "put the function into a Python file and import it"
+            )
         raise TaskError(
             f"the reward functions use two different things called {name!r}; rename one of them, or put the functions "
             "into Python files and import them"
         )
 
-    def _source(self, function: object, name: str) -> str:
+    def _source(self, value: Any, name: str) -> str:
+        """Return the statements that define a function or class. A function within another one stays within one.
+
+        What is given of a decorated function is what its decorators returned: the source of that needs no decorators,
+        unless they say that it stands for another function, as `functools.wraps` does.
+        """
         try:
-            source = textwrap.dedent(inspect.getsource(function))  # type: ignore[arg-type]  # TypeError is handled
-        except (OSError, TypeError):
+            source = inspect.getsource(value).rstrip()
+            indent = source[: len(source) - len(source.lstrip())]
+            node = ast.parse(f"if True:\n{source}" if indent else source).body[0]
+            node = node.body[0] if isinstance(node, ast.If) else node
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                raise SyntaxError
+        except (OSError, TypeError, SyntaxError):
             raise TaskError(
                 f"the source of {name} cannot be found, so scoring processes cannot load it; put it into a Python file "
                 "and import it"
             ) from None
-        return source.rstrip()
+        if isinstance(value, FunctionType) and not hasattr(value, "__wrapped__"):
+            source = "\n".join(source.split("\n")[node.lineno - 1 - bool(indent) :])
+        value = inspect.unwrap(value)
+        if any(one.__code__.co_flags & __future__.annotations.compiler_flag for one in _functions(value)):
+            self._imports.setdefault(_FUTURE)
+        if "<locals>" not in value.__qualname__:
+            source = f"if True:\n{source}" if indent else source
+            self._define_used(source, value, name)
+            return source
+        closed = _closure(value)
+        source = f"def _make_{name}({', '.join(closed)}):\n{source}\n{indent}return {name}"
+        self._define_used(source, value, name)
+        for key, one in closed.items():
+            own = _own_name(one)
+            if own in self._values and own not in self._definitions and not _importable(one):
+                raise TaskError(
+                    f"{name} and {key} call each other and are defined within another function, so neither can be "
+                    "written first; define both at the top level, outside any function"
+                )
+        given = [self._expression(one, key, name) for key, one in closed.items()]
+        return f"{source}\n\n\n{name} = _make_{name}({', '.join(given)})"
 
     def _define(self, name: str, value: object, user: str) -> None:
         if not self._claim(name, value):
@@ -220,13 +317,19 @@ class SourceCapture:
             self._import(place[0], f"from {place[0].__name__} import {_aliased(place[1], name)}")
         elif own_name := _own_name(value):
             self._claim(own_name, value)
+            if isinstance(value, FunctionType) and {"registry", "dispatch", "__wrapped__"} <= vars(value).keys():
+                raise TaskError(
+                    f"{own_name} is a functools.singledispatch function: a task file cannot hold the functions that "
+                    f"are registered with it; put {user} and {own_name} into a Python file and import {user} from there"
+                )
             source = self._source(value, own_name)
-            self._define_used(source, value, own_name)
+            if isinstance(value, FunctionType) and vars(value) and not hasattr(value, "__wrapped__"):
+                source += f"\n\n\nvars({own_name}).update({self._expression(vars(value), own_name, own_name)})"
             self._definitions[name] = source if own_name == name else f"{source}\n\n{name} = {own_name}"
         elif (state := _state(value)) is not None:
             made = self.use(type(value))
-            parts = [f"{key!r}: {self._expression(part, key, type(value).__name__)}" for key, part in state.items()]
-            self._definitions[name] = f"{name} = object.__new__({made})\nvars({name}).update({{{', '.join(parts)}}})"
+            parts = self._expression(state, name, type(value).__name__)
+            self._definitions[name] = f"{name} = object.__new__({made})\nvars({name}).update({parts})"
         else:
             self._definitions[name] = f"{name} = {self._expression(value, name, user)}"
 
@@ -238,8 +341,10 @@ class SourceCapture:
         """Return Python that makes a value again. Functions, classes and objects are defined under their names."""
         if _is_literal(value):
             return repr(value)
-        if isinstance(value, re.Pattern):
-            return f"{self.use(re.compile)}({value.pattern!r}, {int(value.flags)})"
+        if type(value) in (dict, list, tuple, set, frozenset):
+            parts = cast("Iterable[Any]", value.items() if isinstance(value, dict) else value)
+            items = [self._expression(one, f"{one[0]}" if type(value) is dict else name, user) for one in parts]
+            return f"{type(value).__name__}([{', '.join(items)}])"
         if isinstance(value, partial):
             user = _own_name(value.func) or user
             given = [self._expression(one, f"{name}_{i}", user) for i, one in enumerate(value.args)]
@@ -248,28 +353,36 @@ class SourceCapture:
         if isinstance(value, MethodType):
             return f"{self.use(value.__self__, f'{name}_object')}.{value.__func__.__name__}"
         if isinstance(value, FunctionType) and not _own_name(value):
-            source = _lambda_source(value)
+            closed = _closure(value)
+            source = f"({_lambda_source(value)})"
+            if "<locals>" in value.__qualname__:
+                source = f"(lambda {', '.join(closed)}: {source})"
             self._define_used(f"{name} = {source}", value, name)
-            return source
+            given = [self._expression(one, key, user) for key, one in closed.items()]
+            return source + f"({', '.join(given)})" * ("<locals>" in value.__qualname__)
         if _own_name(value) or _state(value) is not None:
             return self.use(value, name)
+        if (made := _call(value)) is not None:
+            return f"{self.use(made[0])}({', '.join(self._expression(one, name, user) for one in made[1])})"
         raise TaskError(
             f"{user} uses {name!r}, a {type(value).__name__}, which a scoring process cannot get from here; put {user} "
             f"and {name} into a Python file and import {user} from there, or make {name} inside the function"
         )
 
     def _import(self, module: ModuleType, statement: str) -> None:
-        if root := _own_root(module):
+        if root := own_root(module):
             self._imports.setdefault(f"import sys\nsys.path.insert(0, {root!r})")
         self._imports.setdefault(statement)
 
     def __str__(self) -> str:
-        return "\n".join(self._imports) + "".join(f"\n\n\n{one}" for one in self._definitions.values() if one)
+        imports = sorted(self._imports, key=lambda one: one != _FUTURE)
+        return "\n".join(imports) + "".join(f"\n\n\n{one}" for one in self._definitions.values() if one)
 
 
 def _own_name(value: object) -> str:
     """Return the name in the definition of a function or class; empty for a lambda and for other objects."""
     named = inspect.isfunction(value) or inspect.isclass(value) or inspect.isbuiltin(value)
+    named |= isinstance(value, type(cache(len)))
     name = str(getattr(value, "__name__", "")) if named else ""
     return name if name.isidentifier() else ""
 
@@ -292,6 +405,19 @@ def _state(value: object) -> dict[str, object] | None:
         return None
     whole = made is copyreg.__newobj__ and arguments == (type(value),) and not any(items)  # type: ignore[attr-defined]
     return state or {} if whole and isinstance(state, dict | None) else None
+
+
+def _call(value: object) -> tuple[Callable[..., object], tuple[object, ...]] | None:
+    """Return the call that makes a value again, for instance a path, a date or a member of an enum."""
+    if isinstance(value, float):
+        return float, (str(value),)
+    if isinstance(value, re.Pattern):
+        return re.compile, (value.pattern, int(value.flags))
+    try:
+        made, arguments, *rest = cast("tuple[Any, ...]", value.__reduce_ex__(2))
+    except Exception:  # as above
+        return None
+    return None if any(rest) or made is copyreg.__newobj__ else (made, arguments)  # type: ignore[attr-defined]
 
 
 def _lambda_source(function: FunctionType) -> str:
@@ -317,27 +443,25 @@ def _aliased(path: str, name: str) -> str:
     return path if path == name else f"{path} as {name}"
 
 
-def _session_names(source: str, function: object) -> Iterator[tuple[str, object]]:
-    """Yield the names that source takes from outside, with their values: globals, and variables of a closure."""
-    outer = dict(getattr(inspect.unwrap(function), "__globals__", {})) if callable(function) else {}
-    if inspect.isclass(function):
-        outer = vars(sys.modules[function.__module__])
-    if inspect.isfunction(function):
-        closed = inspect.getclosurevars(function).nonlocals
-        outer = {**outer, **closed}
-    for name in sorted(_free_names(symtable.symtable(source, "<source>", "exec"))):
+def _session_names(source: str, value: Any) -> Iterator[tuple[str, object]]:
+    """Yield the names that source takes from the module of a function or class, with their values."""
+    outer = vars(sys.modules[value.__module__]) if inspect.isclass(value) else value.__globals__
+    for name in sorted(read_names(compile(source, "<source>", "exec", dont_inherit=True))):
         if name in outer:
             yield name, outer[name]
 
 
-def _free_names(table: symtable.SymbolTable) -> set[str]:
-    top = table.get_type() == "module"
-    found = {
-        one.get_name() for one in table.get_symbols()
-        if one.is_referenced() and (one.is_global() or (top and not one.is_assigned()))
-    }  # fmt: skip
-    defined = {one.get_name() for one in table.get_symbols() if top and one.is_assigned()}
-    return found.union(*(_free_names(child) for child in table.get_children())) - defined
+def _functions(value: Any) -> list[FunctionType]:
+    """Return a function, or the functions of a class."""
+    return [value] if isinstance(value, FunctionType) else [*filter(inspect.isfunction, vars(value).values())]
+
+
+def _closure(value: Any) -> dict[str, object]:
+    """Return the variables that a function, or the functions of a class, take from the function around them."""
+    found = [zip(one.__code__.co_freevars, one.__closure__ or (), strict=True) for one in _functions(value)]
+    with suppress(ValueError):  # a variable without a value
+        return {name: cell.cell_contents for cells in found for name, cell in cells if cell.cell_contents is not value}
+    return {}
 
 
 def _is_literal(value: object) -> bool:
@@ -349,16 +473,3 @@ def _is_literal(value: object) -> bool:
 
 def _is_constant(value: object) -> bool:
     return isinstance(value, re.Pattern) or _is_literal(value)
-
-
-def _own_root(module: ModuleType) -> str | None:
-    """Return the directory from which a module of the user's own is imported; None for installed ones."""
-    file = getattr(module, "__file__", None)
-    if file is None:
-        return None
-    path = Path(file).resolve()
-    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    if any(place in path.parents for place in installed) or module.__name__.split(".")[0] == "offbeat":
-        return None
-    depth = module.__name__.count(".") + (path.stem == "__init__")
-    return str(path.parents[depth])

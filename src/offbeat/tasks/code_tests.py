@@ -12,8 +12,8 @@ Answers arrive in wire form (`sandbox/driver.py`) from a program that may lie ab
 data:
 
 - True and False equal only themselves, not 1 and 0. None equals None.
-- Numbers compare by value: 3 equals 3.0. If the expected number is a float, a relative difference of 1e-6 or an
-  absolute one of 1e-9 passes. NaN equals NaN.
+- Numbers compare by value: 3 equals 3.0. If the expected number is a float, a relative difference of 1e-6 passes, and
+  if it is 0.0, an absolute one of 1e-9. NaN equals NaN.
 - A tuple equals a list with the same items: JSON cannot tell them apart. A set equals a set and a dict equals a dict in
   any order; numbers in a set and in keys are exact.
 - The output of scripts is compared line by line, without blanks at line ends and empty lines at the end.
@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from offbeat.sandbox import Arguments
+from offbeat.sandbox import Arguments, SandboxLimits
 from offbeat.sandbox.driver import encode
 from offbeat.types import Json
 
@@ -98,6 +98,10 @@ def _assertion(text: str) -> Call:
 def _mapping(test: Json) -> Call | Script:
     match test:
         case {"stdin": str(stdin), "stdout": str(stdout)}:
+            size = len(stdout.encode(errors="replace"))
+            if size > SandboxLimits.output_bytes:
+                most = SandboxLimits.output_bytes
+                raise BadTest(f"a script should print {size:,} bytes, and the sandbox stops it after {most:,}")
             return Script(stdin, stdout)
         case {"call": str(function), "args": list(args), "result": result, **rest}:
             named = rest.pop("kwargs", {})
@@ -164,7 +168,8 @@ def _same(expected: Json, answer: Json) -> bool:
 
 def _close(wanted: float, given: float) -> bool:
     try:
-        return math.isclose(wanted, given, rel_tol=RELATIVE, abs_tol=ABSOLUTE) or (wanted != wanted and given != given)
+        absolute = 0.0 if wanted else ABSOLUTE  # anywhere else, 0.0 would equal every small number
+        return math.isclose(wanted, given, rel_tol=RELATIVE, abs_tol=absolute) or (wanted != wanted and given != given)
     except OverflowError:  # an integer larger than any float
         return False
 

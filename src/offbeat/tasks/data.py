@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol, cast, overload
 
 from offbeat.errors import DataError, TaskError, first_line, suggest_nearest
+from offbeat.tasks.tokenizer import rendering
 from offbeat.types import PROMPT_COLUMNS, Json
 
 Row = Mapping[str, object]
@@ -310,4 +311,5 @@ def tokens(prompt: str | Messages, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     chat = [dict(message) for message in prompt]
-    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
+    with rendering():
+        return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)

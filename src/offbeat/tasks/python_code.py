@@ -1,6 +1,6 @@
 """`python_code`: write a program that passes tests. The program runs in a sandbox only.
 
-The reward is 1 if every test passes, else 0. A program that is wrong, crashes, exceeds its time or memory, or floods
+The reward is 1 if every test passes, else 0. A program that is wrong, crashes, exceeds its CPU or memory, or floods
 its output has failed and scores 0. If the sandbox itself fails, it raises `SandboxError` and the completion gets no
 score. `code_tests.py` says how tests are written and answers compared, `sandbox/` why answers cannot be faked.
 """
@@ -27,8 +27,10 @@ _LANGUAGE: Final = re.compile(r"[ \t]*(\w*)")
 _LANGUAGES: Final = {"python", "python3", "py"}
 _LONGEST: Final = 200_000
 """Only so many characters at the end of a completion are searched for a program."""
-_START_ALLOWANCE: Final = 60.0
-"""Seconds for starting sandboxes on a crowded machine; after that the completion is `Unscorable`."""
+_MOST_TESTS: Final = 10
+"""All tests of a program together may use this many times the CPU limit of one test."""
+_ALLOWANCE, _PATIENCE = 600.0, 15.0
+"""The pool waits longer than the sandbox, which decides: so many seconds, and so many times the CPU limit."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,17 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def judge(program: str, tests: Sequence[Call | Script], sandbox: Sandbox, limits: SandboxLimits) -> TestVerdict:
-    """Run a program against tests until one fails. All tests share the time limit."""
-    done, seconds_left = 0, limits.seconds
+    """Run a program against tests until one fails. `limits.seconds` is for each test, and gives `total_seconds`."""
+    done, cpu, idle = 0, limits.seconds * min(len(tests), _MOST_TESTS), limits.idle_seconds
     for batch in _batches(tests):
-        outcome = _run_batch(program, batch, sandbox, replace(limits, seconds=max(seconds_left, 0.0)))
+        outcome = _run_batch(program, batch, sandbox, replace(limits, total_seconds=cpu, idle_seconds=idle))
         passed = _count_passed(batch, outcome)
         if passed < len(batch):
             wrong = passed < len(outcome.answers) or outcome.ending == "finished"
             why = "a wrong answer" if wrong else f"{outcome.ending}: {outcome.detail}"
             return TestVerdict(False, f"test {done + passed + 1} of {len(tests)}: {why}")
         done += len(batch)
-        seconds_left -= outcome.seconds
+        cpu, idle = cpu - outcome.seconds, idle - outcome.idle_seconds
     return TestVerdict(True)
 
 
@@ -164,7 +166,7 @@ def python_code(
     Args:
         prompt: The column with the problem.
         tests: The column with its tests; see `code_tests.py`.
-        seconds: Wall time of a program for all its tests together.
+        seconds: CPU of a program for one test; for all tests together, up to ten times as much.
         memory_mb: Memory of a program for all its processes together.
         sandbox: 'bubblewrap', 'bubblewrap-without-cgroups', or 'module:factory' for a hosted one.
     """
@@ -182,5 +184,5 @@ def python_code(
         "python_code",
         Deferred(lambda: examples(load(source, columns, split=split, subset=subset).examples)),
         (Reward(partial(passes, seconds=seconds, memory_mb=memory_mb, sandbox=sandbox)),),
-        deadline=seconds + _START_ALLOWANCE,
+        deadline=_ALLOWANCE + _PATIENCE * _MOST_TESTS * seconds,
     ).evaluated_on(test_examples)

@@ -1,11 +1,12 @@
 """Reward functions, and how their weighted sum becomes a `Score`, or an `Unscorable` with a reason.
 
 A function written for TRL works unchanged, and sees all completions of a prompt at once: `from_trl(function)`. What can
-be no reward, and a reward outside its range, raises `InvalidReward`: a run ends, because no answer can be scored right.
+be no reward, and a reward outside its range, raises `InvalidReward`: a run ends, unless only one answer causes it.
 """
 
 import inspect
 import math
+import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from offbeat.errors import InvalidReward
-from offbeat.types import Json, Score, Unscorable
+from offbeat.types import REWARD_RULE, Json, Score, Unscorable, is_reward
 
 Columns = Mapping[str, Json]
 Reason = Literal["timeout", "crash", "sandbox", "invalid"]
@@ -84,14 +85,21 @@ class Reward:
     """True if it takes the arguments of a TRL reward function; see `from_trl`."""
     setup: Callable[[], object] | None = None
     """Called once in each scoring process before the first completion, for instance to load a model."""
+    files: Sequence[str | os.PathLike[str]] = ()
+    """Data files that the function reads. A run resumes only if they are what they were."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"a reward must be a function, not {self.function!r:.80}")
         if not self.name:
             object.__setattr__(self, "name", _name(self.function))
-        if not math.isfinite(self.weight):
-            raise ValueError(f"reward {self.name!r} has weight {self.weight}; a weight must be finite")
+        try:
+            finite = math.isfinite(self.weight)
+        except (TypeError, ValueError, OverflowError):
+            finite = False
+        if not finite:
+            raise ValueError(f"reward {self.name!r} has weight {self.weight!r:.80}; a weight must be a finite number")
+        object.__setattr__(self, "weight", float(self.weight))  # NumPy's, too
         if not self.trl and (problem := _call_problem(self.function)):
             right = f"from_trl({self.name})" if _is_trl(self.function) else f"{self.name}(text, columns)"
             raise ValueError(f"reward {self.name!r} cannot take a text and columns ({problem}); write {right}")
@@ -222,7 +230,7 @@ def grade(
 ) -> Score | Unscorable:
     """Score one completion with all reward functions: their weighted sum, and the parts that sum to it.
 
-    If a function raises, the completion gets no score, and never 0:
+    If a function raises, there is no score. In a run, the scoring pool then finds out who caused it:
 
     >>> def correct(text, columns):
     ...     return float(int(text) == columns["answer"])
@@ -231,21 +239,16 @@ def grade(
     >>> grade([Reward(correct)], (0, 1), "forty-two", {"answer": 42}).reason
     'crash'
     """
-    return examine(rewards, reward_range, Answers([text], columns))[0][0]
+    return examine(rewards, reward_range, Answers([text], columns))[0]
 
 
-Examined = tuple[Score | Unscorable, bool]
-"""An outcome, and True for a failure that cannot be the answer's: a sandbox or system call failed, or the reward
-functions say that they do not apply."""
-
-
-def examine(rewards: Sequence[Reward], reward_range: tuple[float, float], answers: Answers) -> list[Examined]:
+def examine(rewards: Sequence[Reward], reward_range: tuple[float, float], answers: Answers) -> list[Score | Unscorable]:
     """Score completions of one prompt like `grade`.
 
     A function that takes them one by one fails for one of them only; one that takes all of them fails for all.
     """
     parts: list[dict[str, float]] = [{} for _ in answers.texts]
-    failed: dict[int, Examined] = {}
+    failed: dict[int, Unscorable] = {}
     for reward in rewards:
         calls = [range(len(parts))] if reward.trl else [[i] for i in range(len(parts)) if i not in failed]
         for places in calls:
@@ -260,25 +263,22 @@ def examine(rewards: Sequence[Reward], reward_range: tuple[float, float], answer
                 continue
             for i, value in zip(places, returned, strict=True):
                 if isinstance(value, Unscorable):
-                    failed[i] = value, True
+                    failed[i] = value
                 elif value is not None and reward.weight:
                     parts[i] |= _parts(reward, value)
     return [failed.get(i) or _sum(parts[i], rewards, reward_range) for i in range(len(parts))]
 
 
-def _failure(reward: Reward, error: Exception) -> Examined:
+def _failure(reward: Reward, error: Exception) -> Unscorable:
     reason: Reason = "timeout" if isinstance(error, TimeoutError) else "crash"
     # By name: a reward function may bring its own sandbox, and this module imports none.
     if any(kind.__name__ == "SandboxError" for kind in type(error).__mro__):
         reason = "sandbox"
-    outside = reason == "sandbox" or (isinstance(error, OSError) and reason != "timeout")
     what = f"{reward.name}: {type(error).__name__}: {_shown(error, str)}"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [one for one in frames if one.filename != __file__ and Path(one.filename).parent.name != "asyncio"]
     lines = [frame.lineno for frame in theirs if frame.filename == theirs[0].filename]
-    return Unscorable(
-        reason, what + (f" ({Path(theirs[0].filename).name}, line {lines[-1]})" if lines else "")
-    ), outside
+    return Unscorable(reason, what + (f" ({Path(theirs[0].filename).name}, line {lines[-1]})" if lines else ""))
 
 
 def fault_reward(fault: AnswerFault, reward_range: tuple[float, float]) -> float | None:
@@ -307,14 +307,16 @@ def fault_reward(fault: AnswerFault, reward_range: tuple[float, float]) -> float
     return float(fault)
 
 
-def _sum(parts: Mapping[str, float], rewards: Sequence[Reward], reward_range: tuple[float, float]) -> Examined:
+def _sum(
+    parts: Mapping[str, float], rewards: Sequence[Reward], reward_range: tuple[float, float]
+) -> Score | Unscorable:
     if not parts:
         names = ", ".join(reward.name for reward in rewards)
         none = f"no reward function applies to this completion: {names} returned None, as a function without `return`"
-        return Unscorable("invalid", none), True
+        return Unscorable("invalid", none)
     total, shown = _total(parts), dict(parts)
-    if not math.isfinite(total):
-        return Unscorable("invalid", f"a reward must be a finite number, not {total}: {shown}"[:DETAIL_LIMIT]), False
+    if not all(map(is_reward, [total, *shown.values()])):
+        return Unscorable("invalid", f"the reward is {total} from {shown}; {REWARD_RULE}"[:DETAIL_LIMIT])
     low, high = reward_range
     slack = 1e-9 * max(abs(low), abs(high))  # weights such as 0.7 + 0.2 + 0.1 do not sum to 1 in floating point
     if not low - slack <= total <= high + slack:
@@ -323,7 +325,7 @@ def _sum(parts: Mapping[str, float], rewards: Sequence[Reward], reward_range: tu
             f"reward {total!r} is outside {low:g} to {high:g}: set reward_range={wide}, or the range that your rewards "
             f"can have, in the task file or as [task] options; its parts are {shown}"[:DETAIL_LIMIT]
         )
-    return Score(min(max(total, low), high), shown), False
+    return Score(min(max(total, low), high), shown)
 
 
 def _parts(reward: Reward, returned: object) -> dict[str, float]:

@@ -118,11 +118,10 @@ class Task:
     """What evaluation asks instead of `examples`; without examples it does not count. `split.hold_out` makes sure that
     the two share no prompt. None: there is nothing for evaluation only."""
     answer_fault: AnswerFault = "floor"
-    """What an answer gets that makes its own scoring fail, because it takes too long, crashes the grader or makes it
-    raise, while another answer to the same prompt does not: 'floor', the lower end of `reward_range`, or the lowest
-    reward so far if there is no lower end; a number, for instance a penalty below it; or 'unscorable', no score. It
-    counts as a wrong answer in evaluation, unless it is 'unscorable'. Failures of the grader itself have no score in
-    any case."""
+    """What an answer gets that makes its own scoring fail, while controls have a score (`scoring/blame.py`): 'floor',
+    the lower end of `reward_range`, or the lowest reward so far if there is no lower end; a number, for instance a
+    penalty below it; or 'unscorable', no score. It counts as a wrong answer in evaluation. Failures of the grader
+    itself, and right answers on which it fails, have no score in any case."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rewards", tuple(self.rewards))

@@ -8,7 +8,12 @@ of them missing, completions that end with it would continue to the length limit
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -48,6 +53,27 @@ def read_tokenizer(
             raise ModelUnreadable(f"{directory}: {problem}")
         found.chat_template = with_defaults(found.chat_template, chat_template_kwargs)
     return cast("PreTrainedTokenizerBase", found)
+
+
+@contextmanager
+def rendering() -> Iterator[None]:
+    """Stop a chat template that does not end, or builds gigabytes. Only on the main thread, where signals arrive."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    began, held = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def look(*_: object) -> None:
+        if time.monotonic() - began > 10 or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held > 1 << 20:  # KiB
+            raise ModelUnreadable("the model's chat template takes more than 10 s or 1 GiB; use a model with another")
+
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def decoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[Sequence[int]], str]:

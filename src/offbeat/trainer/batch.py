@@ -48,7 +48,7 @@ from offbeat.types import (
     Score,
     StepContext,
     invalid_logprobs,
-    is_finite_number,
+    is_reward,
     outside_vocabulary,
 )
 
@@ -81,7 +81,7 @@ def find_faults(groups: Sequence[Group], objective: Objective, *, token_budget: 
 def _masked(completion: Completion, score: Score, objective: Objective) -> bool:
     """Return True for a truncated completion that the objective leaves out. The mean reward still counts its score."""
     left_out = objective.truncated is CutOff.MASK and completion.finish is Finish.LENGTH
-    return left_out and is_finite_number(score.reward)
+    return left_out and is_reward(score.reward)
 
 
 def _prompt_fault(group: Group, vocab_size: int) -> str | None:
@@ -96,7 +96,7 @@ def _completion_fault(
 ) -> str | None:
     """Return the first fault of a scored completion."""
     name, tokens = f"completion {completion.id}", len(group.prompt.token_ids) + len(completion.token_ids)
-    if not is_finite_number(score.reward):
+    if not is_reward(score.reward):
         return f"{name}: reward {score.reward}"
     if objective.advantage is Advantage.SHRUNK and not 0 <= score.reward <= 1:
         return f"{name}: reward {score.reward}, and shrunk advantages need rewards in [0, 1]"

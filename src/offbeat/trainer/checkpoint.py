@@ -11,7 +11,7 @@
     save    copies to the host, then returns ── in a thread: each rank's file, read back ─ rank 0: manifest ─ prune
 
 Ranks coordinate through files in a directory that they share, so saving runs no collective beside training. A killed
-run leaves a directory without a manifest; the next run removes it. No file is ever overwritten.
+run leaves a directory without a manifest; the next run sets it aside until its own first checkpoint is on disk.
 """
 
 import json
@@ -19,9 +19,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
-from offbeat.storage.files import FileLock, LockHeld, fsync_paths
+from offbeat.storage.files import FileLock, LockHeld, fsync_paths, write_atomically
 from offbeat.storage.store import LocalStore
 from offbeat.trainer.allocator import return_freed_memory
 from offbeat.trainer.checkpoint_files import (
@@ -144,12 +144,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         keep: int = 2,
         ranks: Ranks | None = None,
         patience: float = 600.0,
+        record: Path | None = None,
     ) -> None:
-        """Lock the directory and remove what a killed run left unfinished.
+        """Lock the directory and set aside what a killed run left unfinished.
 
         `config` is the resolved configuration of the run; `translate` returns that of a checkpoint in today's settings,
-        because an earlier version may have saved it. The newest `keep` checkpoints stay. Rank 0 waits up to `patience`
-        seconds for another rank's file.
+        because an earlier version may have saved it. The newest `keep` checkpoints stay, and the newest from before a
+        health rule broke. Rank 0 waits up to `patience` seconds for another rank's file. `record` is a file elsewhere
+        that gets the step of each complete save.
         """
         if keep < 2:
             raise ValueError(f"keep = {keep}: keep at least 2, in case one is damaged")
@@ -158,16 +160,17 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._keep = keep
         self._ranks = ranks or Ranks()
         self._patience = patience
+        self._record = record
+        self.on_disk: int | None = None  # on rank 0, the last step that was saved here and is durable
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        self._saved = set(self._steps(finished=True))
         if self._ranks.rank == 0:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self._directory)
             for step in self._steps(finished=False):
-                shutil.rmtree(self._folder(step))
-            fsync_paths(self._directory)
+                self._set_aside(step, "unfinished")
         self._barrier()
-        self._saved = set(self._steps(finished=True))
 
     def save(self, trainer: Trainer, extras: Mapping[str, Json]) -> None:
         """Save the trainer's current state and JSON extras; those of rank 0 are written.
@@ -183,6 +186,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         adapter = adapter_json(trainer)
         manifest = CheckpointManifest(trainer.step, self._config, model, copied, parts=(), adapter=adapter)
         self._saved.add(trainer.step)
+        with suppress(OSError):  # the thread reports it
+            self._folder(trainer.step).mkdir(exist_ok=True)  # now: a save that was begun leaves a trace, even if killed
         self._writing = self._writer.submit(self._write, manifest, local_slices(trainer))
 
     def check(self) -> None:
@@ -211,7 +216,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """
         self.wait()
         self._barrier()
-        damaged: list[str] = []
+        damaged: dict[int, str] = {}
         for step in reversed(self._steps(finished=True)):
             checkpoint, problem = self._verify(step)
             if checkpoint is not None:
@@ -220,12 +225,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                         f"the checkpoint of step {step} was saved with another configuration: {'; '.join(changes)}. "
                         "Undo the change, or start a new run"
                     )
+                for later in damaged:
+                    self._set_aside(later, "damaged")
+                self._barrier()
                 return checkpoint
-            damaged.append(problem)
-            logger.error("%s; it is set aside, and an older checkpoint is tried", problem)
-            self._set_aside(step)
+            damaged[step] = problem
+            logger.error("%s; an older checkpoint is tried", problem)
         if damaged:
-            raise CheckpointDamaged(f"none of the checkpoints in {self._directory} is intact: {'; '.join(damaged)}")
+            raise CheckpointDamaged(f"no checkpoint in {self._directory} is intact: {'; '.join(damaged.values())}")
         return None
 
     def close(self) -> None:
@@ -251,9 +258,15 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             parts = tuple(self._wait_for_part(folder, rank) for rank in range(self._ranks.size))
             store.put(f"{folder.name}/{MANIFEST}", replace(manifest, parts=parts).serialize())
             Checkpoint.open(folder, verify=False)
-            for step in self._steps(finished=True)[: -self._keep]:
+            if self._record is not None:
+                write_atomically(self._record, json.dumps({"step": manifest.step}).encode(), durable=True)
+            self.on_disk = manifest.step
+            saved = self._steps(finished=True)
+            for step in set(saved) - kept(saved, self._keep, manifest.extras.get("healthy")):
                 store.remove([f"{self._folder(step).name}/{MANIFEST}"])
                 shutil.rmtree(self._folder(step))
+            for aside in (*self._directory.glob("unfinished-*"), *self._directory.glob("superseded-*")):
+                shutil.rmtree(aside)
 
     def _wait_for_part(self, folder: Path, rank: int) -> CheckpointPart:
         deadline = time.monotonic() + self._patience
@@ -279,12 +292,11 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             return None, problem or f"another rank found the checkpoint of step {step} damaged"
         return checkpoint, ""
 
-    def _set_aside(self, step: int) -> None:
+    def _set_aside(self, step: int, why: str) -> None:
         self._saved.discard(step)
         if self._ranks.rank == 0:
-            self._folder(step).rename(self._directory / f"damaged-{time.time_ns()}-{self._folder(step).name}")
+            self._folder(step).rename(self._directory / f"{why}-{time.time_ns()}-{self._folder(step).name}")
             fsync_paths(self._directory)
-        self._barrier()
 
     def _steps(self, *, finished: bool) -> list[int]:
         """Return the steps whose directory has a manifest (or has none), in order."""
@@ -298,6 +310,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._ranks.sum(torch.zeros(1))
 
 
+def kept(steps: Sequence[int], keep: int, healthy: Json) -> set[int]:
+    """Return the checkpoints to keep: the newest `keep`, and the newest up to the last step that was healthy."""
+    before = [step for step in steps if isinstance(healthy, int) and step <= healthy]
+    return {*steps[-keep:], *before[-1:]}
+
+
 def adapter_json(trainer: Trainer) -> Json:
     """Return the adapter that a trainer trains, base included; None if it trains all weights."""
     spec = trainer.policy_model.adapter
@@ -308,6 +326,15 @@ def saved_folders(directory: Path, *, finished: bool = True) -> list[Path]:
     """Return the checkpoints in a directory in order of steps: those with a manifest, or those without one."""
     found = [path for path in directory.glob(f"{_STEP}*") if path.name.removeprefix(_STEP).isdecimal()]
     return sorted(path for path in found if path.is_dir() and (path / MANIFEST).exists() == finished)
+
+
+def return_to(directory: Path, step: int) -> None:
+    """Move the checkpoints after `step` aside, all if it is 0. They are removed when a new one is complete."""
+    folders = {int(folder.name.removeprefix(_STEP)): folder for folder in saved_folders(directory)}
+    if step not in {0, *folders}:
+        raise CheckpointError(f"there is no checkpoint of step {step}; give one of {[0, *folders]}, 0 for the model")
+    for later in [folder for saved, folder in folders.items() if saved > step]:
+        later.rename(directory / f"superseded-{time.time_ns()}-{later.name}")
 
 
 def _locked(directory: Path) -> FileLock:

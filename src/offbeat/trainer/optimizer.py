@@ -24,6 +24,8 @@ from offbeat.trainer.fsdp import own_rows
 
 HALF_STEP: Final = 1 << 15
 """Half the distance of two neighbours in bfloat16, in units of the last bit of float32."""
+LARGEST_WEIGHT: Final = 1e4
+"""No policy has such weights, and sums of their products overflow. Far below the largest values of 16-bit types."""
 STREAM: Final = 1 << 20
 """Values that share a random stream. Each rank draws the blocks of its rows, so their number changes nothing."""
 
@@ -161,6 +163,17 @@ class MasterAdamW:
         found = {f"master/{name}": master.detach() for name, master in self._masters.items()}
         for name, master in self._masters.items():
             found |= {f"{kind}/{name}": value for kind, value in self._adamw.state[master].items()}
+        return found
+
+    @torch.no_grad()
+    def overflows(self) -> dict[str, Tensor]:
+        """Return for each tensor of `tensors` whether a value on this rank is NaN, or too large to compute with."""
+        found = {}
+        for name, tensor in self.tensors().items():
+            values = own_rows(name, tensor)[1].view(-1)
+            low, high = torch.aminmax(values) if len(values) else (values.sum(), values.sum())
+            limit = LARGEST_WEIGHT if name.startswith("master/") else torch.finfo(values.dtype).max
+            found[name] = ~((low >= -limit) & (high <= limit))
         return found
 
     def move(self, device: torch.device | str) -> None:

@@ -13,13 +13,14 @@ spread over ranks. Nothing here draws random numbers: the same state and the sam
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from offbeat.errors import NoGradient
+from offbeat.objective.bound import shortfall
 from offbeat.objective.gates import gate_batch
 from offbeat.objective.logprobs import TokenStats
 from offbeat.objective.losses import Loss, Streams, log_ratios, policy_loss
@@ -83,6 +84,8 @@ class Trained:
     made before; all its groups are trained, and these should not be drawn again."""
     updates_made: int | None = None
     """The updates of all steps, as the optimizer counts them. The ledger must have recorded as many."""
+    overflowed: tuple[str, ...] = ()
+    """Weights and moments that are not finite, or far too large."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,7 @@ class Trainer:
 
         gated = not isinstance(objective.gate, NoGate) or objective.reject is not None
         measures = measure(batch, parts, gated=gated, ranks=self.ranks)
+        figures["drift_step"], overflowed = self._divergence(batch, parts[-1])
         self.step += 1
         self._refresh_reference()
         trained = tuple(group.id for group in batch.trimmed)
@@ -185,6 +189,7 @@ class Trainer:
             by_lag=measures.by_lag,
             refused=refused,
             updates_made=self.optimizer.updates,
+            overflowed=overflowed,
         )
 
     def _make_micro_batches(self, batch: Batch) -> list[MicroBatchTensors]:
@@ -271,6 +276,24 @@ class Trainer:
         group_size = batch.rewards_BG.shape[1]
         gate_NT = gate_batch(objective, ratios_NT, advantages_N, trained_NT > 0, group_size=group_size)
         return [gate_NT[part.flat_indices_N, : part.mask_NT.shape[1]] for part in parts]
+
+    @torch.no_grad()
+    def _divergence(self, batch: Batch, part: MicroBatchTensors) -> tuple[float, tuple[str, ...]]:
+        """Return how far the step moved the policy, on 256 tokens of `part` or a few more, and what overflowed."""
+        rows = part.micro.plan.rows
+        if self.check.packed:  # a row of another length would be another graph
+            inputs = self._model_inputs(part)
+        else:
+            count = next((n for n in range(1, len(rows)) if sum(row.length for row in rows[-n:]) >= 256), len(rows))
+            micro = build_micro_batch(replace(part.micro.plan, rows=rows[-count:]), batch.trimmed)
+            inputs = to_model_inputs(micro, shared_prefix=self.check.shared_prefix, device=part.mask_NT.device)
+        after = self.policy_model(inputs).logprobs
+        before, counted = (one[part.present_NT][-len(after) :] for one in (part.proximal_NT, part.mask_NT))
+        overflows = self.optimizer.overflows()
+        sums = [shortfall(after - before)[counted].double().sum(), counted.sum(), *overflows.values()]
+        lost, tokens, *flags = self.ranks.sum(torch.stack([one.to(sums[0]) for one in sums])).tolist()
+        overflowed = tuple(name for name, flag in zip(overflows, flags, strict=True) if flag)
+        return (math.nan if overflowed else lost / max(tokens, 1.0)), overflowed
 
     def _non_finite(self, batch: Batch, faulty_B: Tensor, norm: float, updates: int) -> dict[str, str]:
         """Return why the next update must not be made, by group; empty if it may be made."""

@@ -21,6 +21,8 @@ FORMAT: Final = "offbeat-weights/1"
 FOLDER: Final = "versions"
 CALIBRATION: Final = "calibration.json"
 """A second copy of version 0's manifest, kept for its probe after the version itself is removed."""
+SUPERSEDED: Final = "superseded"
+"""The folder of manifests that were taken back, until a later checkpoint is durable."""
 
 
 def manifest_name(version: int) -> str:

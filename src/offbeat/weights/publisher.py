@@ -8,7 +8,10 @@
 
 Tensors come one at a time, from any device. A few threads work on them, and their results are used in order. So the
 device never holds a second state, and the host holds one copy, the last published state, and the few tensors at work.
-A killed publisher leaves files that no manifest names. The next publisher removes them and starts with an anchor.
+A killed publisher leaves files that no manifest names, and the next publisher starts with an anchor.
+
+To take versions back, their manifests move to superseded/. `drop_superseded` removes these, and all files that no
+version names, once a later checkpoint is durable. Only `retire` removes a version at once.
 """
 
 import os
@@ -17,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
@@ -31,7 +34,7 @@ from offbeat.weights.adapter import AdapterSpec
 from offbeat.weights.anchor import write_anchor
 from offbeat.weights.delta import Bits, encode
 from offbeat.weights.inspection import find_problem, listed_versions, read_calibration, read_manifests, unusable
-from offbeat.weights.manifest import CALIBRATION, Base, File, TensorEntry, VersionManifest, manifest_name
+from offbeat.weights.manifest import CALIBRATION, SUPERSEDED, Base, File, TensorEntry, VersionManifest, manifest_name
 from offbeat.weights.probe import Probe
 
 State = Iterable[tuple[str, Tensor]]
@@ -96,9 +99,7 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         self._claim = store.claim()
         try:
             self._manifests, damaged = read_manifests(store)
-            store.remove(map(manifest_name, damaged))  # readers would take the newest one for a version
-            named = {file.name for manifest in self._manifests.values() for file in manifest.files}
-            store.remove(name for file in store.list_names("data") if (name := f"data/{file}") not in named)
+            self._remove([*damaged], "damaged")  # readers would take the newest one for a version
         except BaseException as error:
             self._claim.release()
             if isinstance(error, OSError):
@@ -177,10 +178,10 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         return find_problem(self._store, self._manifests, version)
 
     def remove_damaged(self) -> list[int]:
-        """Remove every version that readers cannot load, and return them. What is left is whole."""
+        """Set aside every version that readers cannot load, and return them. What is left is whole."""
         broken = [v for v in self._manifests if find_problem(self._store, self._manifests, v) is not None]
         self._held = None
-        return self._remove(sorted(broken, reverse=True))
+        return self._remove(sorted(broken, reverse=True), "damaged")
 
     @property
     def calibration(self) -> Probe | None:
@@ -191,7 +192,7 @@ class WeightLog(AbstractContextManager["WeightLog"]):
     def calibrate(self, state: State, probe: Probe) -> None:
         """Write the probe of version 0 again, given the state of version 0, which is not published.
 
-        A log whose version 0 has another state is of another run: all its versions are removed.
+        A log whose version 0 has another state is of another run: all its versions are set aside.
         """
         lost = File("data/removed", 0, "")  # as after version 0 is retired
         manifest = VersionManifest.made(
@@ -206,9 +207,18 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         return self._manifests[version].state if version in self._manifests else None
 
     def rewind(self, version: int) -> list[int]:
-        """Remove every version after this one, for a run that resumes from an earlier step, and return them."""
+        """Set aside every version after this one, for a run that resumes from an earlier step, and return them."""
         self._held = None
-        return self._remove(sorted((v for v in self._manifests if v > version), reverse=True))
+        return self._remove(sorted((v for v in self._manifests if v > version), reverse=True), "rewound")
+
+    def drop_superseded(self) -> None:
+        """Remove what was set aside, and files that no version names. Call it when a later checkpoint is durable."""
+        self._claim.check()
+        manifests, damaged = read_manifests(self._store)
+        if not damaged:  # else nobody knows which files they name
+            named = {file.name for manifest in manifests.values() for file in manifest.files}
+            self._store.remove(f"{SUPERSEDED}/{name}" for name in self._store.list_names(SUPERSEDED))
+            self._store.remove(name for file in self._store.list_names("data") if (name := f"data/{file}") not in named)
 
     def close(self) -> None:
         """Let another process publish."""
@@ -270,15 +280,20 @@ class WeightLog(AbstractContextManager["WeightLog"]):
             )
         return Published(version, "repeated", published)
 
-    def _remove(self, versions: list[int]) -> list[int]:
-        """Remove manifests, dependents before the versions they depend on, then the files they named."""
+    def _remove(self, versions: list[int], aside: str = "") -> list[int]:
+        """Remove manifests, dependents first, then their files. With `aside`, only move manifests to superseded/."""
         if versions:
             self._claim.check()
-            files = [file.name for version in versions for file in self._manifests[version].files]
+            files = [file.name for version in versions if not aside for file in self._manifests[version].files]
             try:
                 for version in versions:
-                    self._store.remove([manifest_name(version)])
-                    del self._manifests[version]
+                    name = manifest_name(version)
+                    if aside:
+                        with suppress(FileNotFoundError, IsADirectoryError):
+                            content = self._store.read(name)
+                            self._store.put(f"{SUPERSEDED}/{time.time_ns()}-{aside}-{version:010}.json", content)
+                    self._store.remove([name])
+                    self._manifests.pop(version, None)
                 self._store.remove(files)
             except OSError as error:
                 raise unusable(self._store, error) from error

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Final, cast
@@ -21,7 +22,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from offbeat.errors import CannotImport
-from offbeat.types import UNKNOWN, Finish, Json, Score, Unknown
+from offbeat.types import UNKNOWN, Finish, Json, Score, Unknown, is_reward
 
 ROWS_AT_ONCE: Final = 16
 """Rows of Parquet in memory. As Python numbers they take ten times the memory they take in Arrow."""
@@ -83,7 +84,7 @@ def find_records(where: str, split: str = "train") -> Records:
     if where.startswith(HUB_PREFIX):
         return _hub_dataset(where.removeprefix(HUB_PREFIX), split)
     path = Path(where)
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):
         raise CannotImport(f"there is no file {where}; the name of a dataset on the hub is {HUB_PREFIX}owner/name")
     if not path.is_dir():
         return _file(path)
@@ -247,13 +248,10 @@ def read_finish(word: object) -> Finish:
 
 
 def read_score(reward: object) -> Score | None:
-    """Convert a reward; None means that feedback is awaited. Validation checks that it is a finite number."""
-    if isinstance(reward, int):
-        try:
-            reward = float(reward)
-        except OverflowError as error:
-            raise UnreadableCell("a reward is too large for a float") from error
-    return None if reward is None else Score(cast(float, reward))
+    """Convert a reward; None means that feedback is awaited. Validation checks the number."""
+    if isinstance(reward, Decimal) and reward.is_finite():  # columns of databases
+        reward = float(reward)
+    return None if reward is None else Score(float(reward) if is_reward(reward) else cast(float, reward))
 
 
 def read_name(value: object, what: str) -> str:

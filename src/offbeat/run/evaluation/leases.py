@@ -7,11 +7,13 @@ workers of a run, or by an engine that `rates.ask` has for itself.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from typing import cast
 
-from offbeat.evaluation import Attempts, evaluate
+from offbeat.evaluation import Attempts, counted, evaluate
 from offbeat.rollout.prompt_leases import EvaluationSampling, PromptLease, PromptLeases
-from offbeat.types import Completion, Group, Json, Prompt, Score
+from offbeat.scoring.tally import count_outcomes
+from offbeat.types import Completion, Group, Json, Prompt
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,9 @@ class EvaluationLeases(PromptLeases):
         for position, asked in enumerate(self._prompts):
             one = found.setdefault(asked.place, Attempts(asked.prompt.id, slice_of(asked.prompt), []))
             completions = self._answers[position].completions
-            rewards = [each.score.reward if isinstance(each.score, Score) else None for each in completions]
+            rewards = [counted(each.score) for each in completions]
             if asked.beside:
-                found[asked.place] = replace(one, greedy=rewards[0])
+                found[asked.place] = replace(one, greedy=nan if rewards[0] is None else rewards[0])
                 continue
             answers = [*(one.answers or ()), *map(final_answer, completions)] if final_answer else None
             found[asked.place] = replace(one, rewards=[*one.rewards, *rewards], answers=answers)
@@ -111,7 +113,7 @@ class EvaluationLeases(PromptLeases):
     def rates(self) -> dict[str, Json]:
         """Return the fields of an `evaluated` event when nothing is missing: each rate as [value, low, high].
 
-        >>> from offbeat.types import VersionSpan
+        >>> from offbeat.types import Score, VersionSpan
         >>> leases = EvaluationLeases(4, [EvaluationPrompt(0, Prompt("p", [1], "arithmetic"), size=1, seed=0)], 60)
         >>> answer = Completion("c", [2], [-0.1], (VersionSpan(4, 0, 1),), score=Score(1.0))
         >>> leases.answer([Group(leases.take(1, 0.0, "a worker", 4)[0].group_id, Prompt("p", [1], "sums"), (answer,))])
@@ -124,7 +126,7 @@ class EvaluationLeases(PromptLeases):
             "pass@k" if first.k > 1 and name == f"pass@{first.k}" else name: [one.value, one.low, one.high]
             for name, one in row.estimates.items()
         }
-        scores = [one.score for group in self._answers.values() for one in group.completions]
+        outcomes = count_outcomes([*self._answers.values()])
         return {
             "prompts": row.prompts,
             "distinct": len({asked.prompt.token_ids.tobytes() for asked in self._prompts}),
@@ -133,7 +135,7 @@ class EvaluationLeases(PromptLeases):
             "held_out": first.held_out,
             "temperature": first.temperature,
             "unscorable": row.unscorable,
-            "answer_faults": sum(isinstance(one, Score) and bool(one.fault) for one in scores),
+            "answer_faults": sum(count for _, what, count in outcomes if what.startswith("answer ")),
             **estimates,
         }
 

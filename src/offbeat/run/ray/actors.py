@@ -161,8 +161,7 @@ class RankActor:
         return asyncio.run(PolicyEvaluation(config, context.task, context.tokenizer, self._scoring, model)(step))
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is on disk."""
-        self._learner.checkpoints.wait()
+        self._learner.finish()
 
     def close(self) -> None:
         """Release logs and locks."""

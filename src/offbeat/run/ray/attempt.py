@@ -106,6 +106,7 @@ def connect(config: Config, directory: RunDirectory) -> Iterator[None]:
     """Connect to the cluster at `cluster.address`, or start one for this run that ends with the block."""
     with contextlib.ExitStack() as own:
         _connect(config, directory, own)
+        directory.cluster.touch(0o600)
         directory.cluster.write_text(ray.get_runtime_context().gcs_address + "\n", encoding="utf-8")
         yield
 

@@ -115,4 +115,5 @@ def _token_file(directory: RunDirectory) -> Path:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_hex(32))
+    path.chmod(0o600)  # also one that was copied
     return path
