@@ -12,8 +12,8 @@ from lab.learning import model
 from lab.learning.evidence.arms import RATES, TUNING, EvidenceArm
 from lab.learning.evidence.block_claims import CLAIMS, groups_to_goal, seconds_to_goal
 from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, P2_BASES, Block
-from lab.learning.evidence.cells import make_config
-from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, Paired, judge
+from lab.learning.evidence.cells import _by_cycle, make_config
+from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, Paired, beside_before, judge
 from lab.learning.evidence.regret import regret_figures
 from lab.learning.evidence.rows import EvidenceRow, Key, area, final
 from lab.learning.evidence.smollm2 import ARMS, SEEDS, Runs, SmolRow, command, sweep_parser
@@ -137,6 +137,27 @@ def test_tuning_comes_before_reported_seeds_and_the_grid_grows_at_an_edge() -> N
     assert block.ready(at_edge | more) == [("one", 4e-3, seed) for seed in TUNING]
     most = {("one", 4e-3, seed): row("one", 4e-3, seed, 0.7) for seed in TUNING}
     assert block.ready(at_edge | more | most)[0] == ("one", 4e-3, 1)  # twice extended is enough
+
+
+def test_an_arm_is_tuned_by_what_its_block_is_judged_by_and_a_changed_verdict_stands_beside_the_previous_one() -> None:
+    arms = (EvidenceArm("one"), EvidenceArm("two", rate=5e-4))
+    block = Block("x", arms, seeds=3, tuned_by=final)
+    done = _made_up(block)
+    for seed in TUNING:  # the larger rate ends higher, the smaller one has the larger area
+        done["one", 5e-4, seed]["curve"] = [0.2, *[0.6] * 8]
+        done["one", 2.5e-4, seed]["curve"] = [0.2, *[0.3] * 3, *[0.7] * 5]
+    by_area = replace(block, tuned_by=area)
+    assert (block.best_rate("one", done), by_area.best_rate("one", done)) == (2.5e-4, 5e-4)
+    assert block.ready(done) == [("one", 2.5e-4, seed) for seed in (1, 2, 3)]
+    now, before = judge([claim([0.1, 0.11, 0.12], 0.0)]), judge([claim([-0.1, 0.1, 0.2], 0.0)])
+    [verdict] = beside_before(now, before)
+    assert "; with rates tuned by area: +0.067, undecided; interval at level" in verdict.figure().note
+    assert beside_before(now, now) == now
+
+
+def test_a_row_keeps_the_mean_of_all_steps_and_of_the_last_before_each_publish() -> None:
+    metrics = [{"ess": 1.0}, {"ess": 0.5, "drift_step": 0.1}, {"ess": 0.9}, {"ess": 0.4, "loss": 3.0}]
+    assert _by_cycle(metrics, [1, 3]) == {"ess": (0.7, 0.45), "drift_step": (0.1, 0.1)}
 
 
 def test_every_block_has_claims_about_its_own_arms() -> None:

@@ -6,7 +6,7 @@ from typing import Final
 from lab.learning.evidence.arms import EvidenceArm
 from lab.learning.evidence.others import Use
 from lab.learning.evidence.publishing import Follow
-from lab.learning.evidence.rows import Done, Key
+from lab.learning.evidence.rows import Done, Key, Measure, area, final
 from offbeat.types import Json
 
 LAGS: Final = (1, 5, 20)
@@ -21,26 +21,32 @@ class Block:
     seeds: int
     """Reported seeds: 1, 2, 3 …"""
     task: str = "sums"
+    tuned_by: Measure = area
+    """Each arm has the learning rate with the highest mean of it over the tuning seeds."""
 
     def arm(self, name: str) -> EvidenceArm:
         """Return the arm of this name."""
         return next(arm for arm in self.arms if arm.name == name)
 
+    def best_rate(self, arm: str, done: Done) -> float:
+        """Return the learning rate of an arm that is tuned."""
+        return self.arm(arm).best_rate(done, self.tuned_by)
+
     def ready(self, done: Done) -> list[Key]:
         """Return the missing cells that can be trained now: tuning, and after it seed by seed over all arms."""
-        tuning = [key for arm in self.arms for key in arm.missing_tuning(done)]
+        tuning = [key for arm in self.arms for key in arm.missing_tuning(done, self.tuned_by)]
         return tuning or [
             (arm.name, rate, seed)
             for seed in range(1, self.seeds + 1)
             for arm in self.arms
-            if (arm.name, rate := arm.best_rate(done), seed) not in done
+            if (arm.name, rate := arm.best_rate(done, self.tuned_by), seed) not in done
             and (arm.follow is None or (arm.follow.arm, rate, seed) in done)
         ]
 
     def count_missing(self, done: Done) -> int:
         """Return how many cells are not done; it may grow, because a grid of learning rates may be extended."""
-        tuning = sum(len(arm.missing_tuning(done)) for arm in self.arms)
-        rates = [None if tuning else arm.best_rate(done) for arm in self.arms]
+        tuning = sum(len(arm.missing_tuning(done, self.tuned_by)) for arm in self.arms)
+        rates = [None if tuning else arm.best_rate(done, self.tuned_by) for arm in self.arms]
         seeds = range(1, self.seeds + 1)
         return tuning + sum(
             rate is None or (arm.name, rate, seed) not in done
@@ -188,18 +194,18 @@ BLOCKS: Final = {
     block.name: block
     for block in (
         Block("d-sums", REUSE, seeds=20),
-        Block("a-sums", OBJECTIVES, seeds=12),
+        Block("a-sums", OBJECTIVES, seeds=12, tuned_by=final),
         Block("a-sums-high-rate", HIGH_RATE, seeds=12),
         Block("a-rare-sums", RARE, seeds=12, task="rare-sums"),
-        Block("g-sums", GROUP_SIZES, seeds=20),
-        Block("f-sums", P2, seeds=12),
-        Block("e-sums", OTHERS, seeds=20),
+        Block("g-sums", GROUP_SIZES, seeds=20, tuned_by=final),
+        Block("f-sums", P2, seeds=12, tuned_by=final),
+        Block("e-sums", OTHERS, seeds=20, tuned_by=final),
         Block("b-changing", TIMING, seeds=40, task="changing"),
         Block("b-conditions", CONDITIONS, seeds=4, task="changing"),
         Block("b-conditions-8", _with_prompts(CONDITIONS, 8), seeds=4, task="changing-8"),
         Block("c-sums", WALL_CLOCK, seeds=12),
         Block("d-sorting", REUSE, seeds=20, task="sorting"),
-        Block("a-sorting", OBJECTIVES, seeds=12, task="sorting"),
+        Block("a-sorting", OBJECTIVES, seeds=12, task="sorting", tuned_by=final),
     )
 }
 """In the order in which they are trained."""

@@ -33,7 +33,7 @@ def verdicts() -> Iterator[tuple[Block, Verdict]]:
 def repeat(block: Block, kept: Verdict, minutes: float, jobs: int) -> bool:
     """Train until the time is up. Return True if all curves are the kept ones, or else if the verdict is the same."""
     arms, done = kept.claim.paired.arms, rows(block.name)
-    rates = {arm: block.arm(arm).best_rate(done) for arm in arms}
+    rates = {arm: block.best_rate(arm, done) for arm in arms}
     cells = [(arm, rates[arm], seed) for seed in range(1, block.seeds + 1) for arm in arms]
     now: dict[Key, EvidenceRow] = {}
     equal = 0
