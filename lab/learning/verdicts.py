@@ -16,12 +16,12 @@ from lab.learning.evidence.block_claims import CLAIMS
 from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, Block
 from lab.learning.evidence.claims import Cells, Verdict, beside_before, judge
 from lab.learning.evidence.regret import regret_figures
-from lab.learning.evidence.rows import area, rows
+from lab.learning.evidence.rows import area
 
 
 def finished(block: Block) -> Cells | None:
     """Return the cells of a block; None while some are missing."""
-    cells = Cells(block, rows(block.name))
+    cells = Cells(block, block.done())
     if missing := block.count_missing(cells.done):
         seconds = fmean(row["seconds"] for row in cells.done.values()) if cells.done else 20.0
         hours = missing * seconds / 3600

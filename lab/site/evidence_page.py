@@ -12,7 +12,6 @@ from lab.learning.evidence.block_claims import lag_verdicts, objectives_of
 from lab.learning.evidence.blocks import BLOCKS, LAGS
 from lab.learning.evidence.claims import Cells, Verdict
 from lab.learning.evidence.rows import final
-from lab.learning.evidence.rows import rows as cell_rows
 from lab.learning.statistics import Interval
 from lab.site.lines import fill, items
 
@@ -190,7 +189,7 @@ def _commands(blocks: Sequence[str]) -> str:
 def lag_list() -> str:
     """Return one line for each objective of block a on the sums: its pass rate at v = 1, and what longer lags cost."""
     block = BLOCKS["a-sums"]
-    cells = Cells(block, cell_rows(block.name))
+    cells = Cells(block, block.done())
     if block.count_missing(cells.done):
         return f"{OPEN}\n"
     verdicts = lag_verdicts(cells)

@@ -30,6 +30,8 @@ class EvidenceArm:
     """The learning rates that tuning begins with."""
     tuning: tuple[int, ...] = TUNING
     """The seeds of tuning."""
+    task: str = ""
+    """Its task, if that is not the one of its block."""
     use: Use | None = None
     """What it does with the answers of another model."""
     cost: float | None = None
@@ -40,6 +42,8 @@ class EvidenceArm:
     """True if its rows say at which steps it published."""
     keeps_cosine: bool = False
     """True if its rows have the cosine between each step's gradient and that of the exact pass rate."""
+    keeps_kl: bool = False
+    """True if its rows have the exact KL(π ‖ π_0)."""
 
     def missing_tuning(self, done: Done, by: Measure) -> list[Key]:
         """Return the cells that have to be trained before the arm's learning rate is known, as far as one can tell.

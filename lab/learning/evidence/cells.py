@@ -13,6 +13,7 @@ from lab.learning import model
 from lab.learning.cells import SimulatedSeconds
 from lab.learning.evidence.aimed import Aimed
 from lab.learning.evidence.arms import EvidenceArm
+from lab.learning.evidence.exact_kl import ExactKL
 from lab.learning.evidence.memory_run import train_in_memory
 from lab.learning.evidence.others import Others, Use, supervised
 from lab.learning.evidence.publishing import Scheduled
@@ -40,7 +41,9 @@ class EvaluatedLearner(LocalLearner):
     """Groups of another model that are trained on beside the policy's own."""
     aimed: Aimed | None = None
     """Compares each step's gradient with that of the exact pass rate."""
+    exact_kl: ExactKL | None = None
     curve: dict[int, float] = field(default_factory=dict)
+    kl: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._evaluate()
@@ -49,6 +52,8 @@ class EvaluatedLearner(LocalLearner):
         second_half = 2 * self.step > self.rank.config.steps
         rates = self.later if self.later and second_half else self.pass_rate
         self.curve[self.step] = float(rates.pass_rates(self.rank.trainer.policy_model.model).mean())
+        if self.exact_kl is not None:
+            self.kl[self.step] = self.exact_kl.now()
 
     async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
         beside = groups if self.others is None else self.others.beside(groups)
@@ -155,7 +160,8 @@ class _Cell:
         rates = ExactPassRate.of(tokenizer, task.tested)
         rank = own_learner(loop).rank
         aimed = Aimed.of(rank.trainer, tokenizer, task.tested) if arm.keeps_cosine else None
-        self.watched = EvaluatedLearner(rank, rates, later, self.others, aimed)
+        exact_kl = ExactKL.of(rank.trainer.policy_model, tokenizer, task.tested) if arm.keeps_kl else None
+        self.watched = EvaluatedLearner(rank, rates, later, self.others, aimed, exact_kl)
         self.loop, loop.learner = loop, self.watched
         if arm.cost is not None:
             loop.evidence = SimulatedSeconds(cost=arm.cost)
@@ -175,7 +181,6 @@ class _Cell:
         published = [cast(int, event["step"]) for event in events if event["kind"] == "published" and event["step"]]
         points, curve = range(0, self.config.steps + 1, EVERY), self.watched.curve
         reached = [max(at for at in curve if at <= point) for point in points]
-        kept = [(step, one["reference_kl"]) for step, one in enumerate(metrics, 1) if "reference_kl" in one]
         row: EvidenceRow = {
             "arm": self.arm.name,
             "rate": self.config.optimizer.learning_rate,
@@ -190,10 +195,8 @@ class _Cell:
             "commit": commit(),
             "stopped": "",
         }
-        if kept:
-            row["kl"] = [
-                _rounded(fmean([kl for at, kl in kept if point - EVERY < at <= point] or [0.0])) for point in points
-            ]
+        if self.arm.keeps_kl:
+            row["kl"] = [_rounded(self.watched.kl[at]) for at in reached]
         if self.arm.keeps_publishes:
             row["published"] = published
         return row

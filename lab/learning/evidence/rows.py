@@ -17,8 +17,8 @@ COSINE: Final = "cosine"
 
 
 CYCLE: Final = ("gate_stopped_gradient", "ess", "drift_tv_token", "drift_tv_sequence", "drift_step", COSINE)
-"""The metrics of which a run keeps two means. With sequence ratios, 1 − E min(1, ρ) is `drift_tv_sequence`: both are the
-mean of (1 − ρ)₊ over completions of α."""
+"""The metrics of which a run keeps two means. `drift_tv_sequence` is also 1 − E min(1, ρ), ρ = π_k(y)/α(y): both are
+the mean of (1 − ρ)₊."""
 ByCycle = dict[str, tuple[float, float]]
 """The mean over all steps that have the metric, and over the last step before each publish."""
 
@@ -43,7 +43,7 @@ class EvidenceRow(TypedDict):
     by_cycle: NotRequired[ByCycle]
     """`CYCLE`; the first cells did not keep it."""
     kl: NotRequired[list[float]]
-    """KL(π ‖ π_0) per token at each evaluation, as a mean over the five steps before it, for arms with a KL term."""
+    """Exact KL(π ‖ π_0) at each evaluation, for arms that ask for it. After a collapse the last one is repeated."""
     seconds: float
     commit: str
     stopped: str
