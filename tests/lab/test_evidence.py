@@ -11,14 +11,17 @@ import pytest
 from lab.learning import model
 from lab.learning.evidence.arms import RATES, TUNING, EvidenceArm
 from lab.learning.evidence.block_claims import CLAIMS, groups_to_goal, seconds_to_goal
-from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, P2_BASES, Block
+from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, P2_BASES, SETTINGS, Block
 from lab.learning.evidence.cells import _by_cycle, make_config
 from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, Paired, beside_before, judge
+from lab.learning.evidence.paper_claims import at_equal_kl
 from lab.learning.evidence.regret import regret_figures
 from lab.learning.evidence.rows import EvidenceRow, Key, area, final
 from lab.learning.evidence.smollm2 import ARMS, SEEDS, Runs, SmolRow, command, sweep_parser
 from lab.learning.evidence.smollm2 import figures as smollm2_figures
 from lab.learning.evidence.tasks import TASKS
+from lab.learning.evidence.transfer import CANDIDATES, of_sums
+from lab.learning.evidence.transfer import figures as transfer_figures
 from lab.learning.statistics import Interval, holm_levels, p_value, student_limit, student_tail
 
 
@@ -263,3 +266,34 @@ def test_the_first_half_of_a_kept_run_of_smollm2_is_trained_again_with_its_setti
     assert capsys.readouterr().out == "now   [0.1, 0.25, 0.35]\nkept  [0.1, 0.2, 0.3]\n"
     with pytest.raises(SystemExit, match="no run of v10, seed 3, is kept"):
         command(parser.parse_args(["--again", "v10", "3"]), ARMS, tmp_path / "runs.jsonl", smollm2_figures, train)
+
+
+def test_a_quantity_transfers_if_its_factor_of_one_half_predicts_the_other_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With made-up cells whose loss is twice their TV per completion, while TV per token shrinks with the length."""
+    done: dict[Key, EvidenceRow] = {}
+    for place, setting in enumerate(SETTINGS):
+        drift = 0.01 + 0.001 * ((7 * place) % 31) + 0.002 * setting.v
+        for seed, one, tv in product((1, 2), (setting.fresh, setting), (0.0, drift)):
+            if (one.v == 1) == (tv == 0.0):
+                cell = row(one.arm, one.rate, seed, 0.8 - 2 * tv)
+                cell["by_cycle"] = {"drift_tv_sequence": (tv, tv), "drift_tv_token": (tv / one.digits, tv / one.digits)}
+                cell["by_cycle"] |= {"ess": (1 - tv, 1 - tv), "cosine": (0.9, 0.9)}
+                done[one.arm, one.rate, seed] = cell
+    settings = of_sums(done, (1, 2))
+    assert len(settings) == len(SETTINGS) and sum(one.fitted for one in settings) == len(SETTINGS) / 2
+    names = {"tv-sequence": CANDIDATES["tv-sequence"], "tv-token": CANDIDATES["tv-token"]}
+    monkeypatch.setattr("lab.learning.evidence.transfer.CANDIDATES", names)
+    by_id = {one.id: one for one in transfer_figures(settings)}
+    assert by_id["transfer.3.tv-sequence-final"].measured == "1.00 [1.00, 1.00]"
+    assert by_id["transfer.3.tv-sequence-final"].holds
+    assert "chosen by the fitted half; loss = 2 · tv-sequence" in by_id["transfer.3.tv-sequence-final"].note
+    assert not by_id["transfer.3.tv-token-final"].holds
+
+
+def test_pass_rates_at_equal_kl_lie_where_the_kl_is_reached_first() -> None:
+    one, other = row("x", 1e-3, 1, 0.0), row("y", 1e-3, 1, 0.0)
+    one["curve"], one["kl"] = [0.2, 0.4, 0.6, 0.8], [0.0, 0.2, 0.1, 0.4]
+    other["curve"], other["kl"] = [0.2, 0.3, 0.4, 0.5], [0.0, 0.1, 0.3, 0.2]
+    assert at_equal_kl(one, other) == pytest.approx((0.6 + 0.2 * 0.1 / 0.2) - 0.4)
