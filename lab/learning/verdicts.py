@@ -12,10 +12,11 @@ from dataclasses import replace
 from statistics import fmean
 
 from lab.figures import Figure, command_parser, record
-from lab.learning.evidence.block_claims import CLAIMS
-from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, Block
+from lab.learning.evidence.block_claims import CLAIMS, WAYS
+from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, REUSE_BLOCKS, Block
 from lab.learning.evidence.claims import Cells, Verdict, beside_before, judge
 from lab.learning.evidence.regret import regret_figures
+from lab.learning.evidence.reuse import reuse_figures
 from lab.learning.evidence.rows import area
 
 
@@ -33,11 +34,17 @@ def finished(block: Block) -> Cells | None:
 def verdicts_of(cells: Cells) -> list[Verdict]:
     """Return the verdicts of a block. One that is tuned by something else than area also has those by area, if kept."""
     block = cells.block
-    now = judge(list(CLAIMS[block.name](cells)))
+    now = _judged(cells)
     by_area = replace(block, tuned_by=area)
     if block.tuned_by is area or by_area.count_missing(cells.done):
         return now
-    return beside_before(now, judge(list(CLAIMS[block.name](Cells(by_area, cells.done)))))
+    return beside_before(now, _judged(Cells(by_area, cells.done)))
+
+
+def _judged(cells: Cells) -> list[Verdict]:
+    """Return the verdicts on what was asked first, and as a family of their own those on the way to the end."""
+    families = [claims[cells.block.name](cells) for claims in (CLAIMS, WAYS) if cells.block.name in claims]
+    return [verdict for family in families for verdict in judge(list(family))]
 
 
 def figures(blocks: Sequence[Block]) -> list[Figure]:
@@ -46,6 +53,7 @@ def figures(blocks: Sequence[Block]) -> list[Figure]:
     verdicts = [verdict for name in cells if name in CLAIMS for verdict in verdicts_of(cells[name])]
     conditions = [cells[name] for name in CONDITION_BLOCKS if name in cells]
     stated = regret_figures(conditions) if len(conditions) == len(CONDITION_BLOCKS) else []
+    stated += [figure for name in REUSE_BLOCKS if name in cells for figure in reuse_figures(cells[name])]
     return [*(verdict.figure() for verdict in verdicts), *stated]
 
 

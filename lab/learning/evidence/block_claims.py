@@ -8,7 +8,15 @@ from typing import Final
 
 from lab.learning.evidence.blocks import ALONE, LAGS, P2_BASES, RULES, SUPERVISED, WALL_CLOCK, Block
 from lab.learning.evidence.claims import Cells, Claim, Verdict, judge
-from lab.learning.evidence.paper_claims import IRRELEVANT, TOLERATED, fresh_claims, paper_claims, slug, tuned_claims
+from lab.learning.evidence.paper_claims import (
+    IRRELEVANT,
+    TOLERATED,
+    fresh_claims,
+    paper_claims,
+    slug,
+    tuned_claims,
+    way_claim,
+)
 from lab.learning.evidence.rows import EVERY, EvidenceRow, area
 from lab.learning.statistics import Interval
 
@@ -46,9 +54,21 @@ def objective_claims(cells: Cells) -> Iterator[Claim]:
     yield _importance_sampling(cells, f"evidence.a.{task}.importance-sampling")
 
 
+def way_claims(cells: Cells) -> Iterator[Claim]:
+    """Yield, for each objective and lag of block a, the claim about the way: is it slower than at v = 1?"""
+    for name in objectives_of(cells.block):
+        for v in LAGS[1:]:
+            yield way_claim(cells, "a", f"{name} v{v}", f"{name} v1")
+
+
 def lag_verdicts(cells: Cells) -> dict[tuple[str, str], Verdict]:
     """Return the verdicts of block a by their two arms, the longer lag first."""
     return {verdict.claim.paired.arms: verdict for verdict in judge(list(objective_claims(cells)))}
+
+
+def way_verdicts(cells: Cells) -> dict[tuple[str, str], Verdict]:
+    """Return the verdicts about the way, likewise."""
+    return {verdict.claim.paired.arms: verdict for verdict in judge(list(way_claims(cells)))}
 
 
 def high_rate_claims(cells: Cells) -> Iterator[Claim]:
@@ -253,3 +273,5 @@ CLAIMS: Final = {
     "a-sorting": objective_claims,
 }
 """By block. The conditions of block b are not judged; `regret.py` states what they give."""
+WAYS: Final = {"a-sums": way_claims, "a-sorting": way_claims}
+"""Claims about areas that came later: a family of their own."""

@@ -104,6 +104,7 @@ REUSE: Final = (
     EvidenceArm("replay", {"sampler": {**REPLAY, "retire_drift": 0.99}}),
     EvidenceArm("replay retired by drift", {"sampler": REPLAY}),
 )
+REUSE_BLOCKS: Final = ("d-sums", "d-sorting")
 GROUP_SIZES: Final = tuple(
     EvidenceArm(
         f"{advantage} G{size}",
