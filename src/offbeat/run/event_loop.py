@@ -1,13 +1,13 @@
-"""Start an event loop: where one may be running already, in a notebook, and where Ctrl-C may come at any moment."""
+"""Start an event loop: where one may be running already (a notebook), and where Ctrl-C may come."""
 
 import asyncio
-import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 Result = TypeVar("Result")
+_driving: Final = threading.Event()
 
 
 def outside_event_loop(run: Callable[[], Result]) -> Result:
@@ -19,39 +19,21 @@ def outside_event_loop(run: Callable[[], Result]) -> Result:
 
 
 def run_coroutine(main: Coroutine[object, object, Result]) -> Result:
-    """Run a coroutine in a new event loop. An interrupt that comes before the loop runs is handled once it does.
+    """Run a coroutine in a new event loop, which counts as running while it is made and closed.
 
-    Earlier, it would leave half a loop, whose destructor prints a traceback.
+    An interrupt that is raised in between leaves half a loop, whose destructor prints a traceback.
     """
-    handler, waiting = signal.getsignal(signal.SIGINT), list[int]()
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or not callable(handler) or handler is signal.default_int_handler:  # asyncio replaces the default
-        return asyncio.run(main)
-
-    def wait(number: int, frame: object) -> None:
-        waiting.append(number)
-
-    def release() -> None:
-        if signal.getsignal(signal.SIGINT) is wait:
-            signal.signal(signal.SIGINT, handler)
-            for number in waiting:
-                signal.raise_signal(number)
-
-    async def released() -> Result:
-        release()
-        return await main
-
-    signal.signal(signal.SIGINT, wait)
+    _driving.set()
     try:
-        return asyncio.run(released())
+        return asyncio.run(main)
     finally:
-        release()  # if the loop could not be made
+        _driving.clear()
 
 
 def event_loop_runs() -> bool:
-    """True inside a coroutine, and in a cell of a notebook."""
+    """True inside a coroutine, in a cell of a notebook, and within `run_coroutine`."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
+        return _driving.is_set()
     return True
