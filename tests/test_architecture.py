@@ -11,7 +11,7 @@ import pytest
 SRC = Path(__file__).parent.parent / "src" / "offbeat"
 
 LAYERS: list[set[str]] = [
-    {"errors", "seeds", "types", "words", "working"},
+    {"errors", "secrecy", "seeds", "types", "words", "working"},
     {"events", "hub", "imports", "metrics"},
     {"evaluation", "objective", "storage", "verify"},
     {"config", "sandbox", "weights"},

@@ -108,7 +108,7 @@ class RankLearner:
             weights = stack.enter_context(log)
         settings, keep = fixed_settings(config), config.trainer.keep
         checkpoints = Checkpoints(
-            directory.checkpoints, config=settings, keep=keep, ranks=ranks, record=directory.saved,
+            directory.checkpoints, config=settings, keep=keep, ranks=ranks, record=directory.record_saved,
             translate=lambda recorded: recorded_settings(recorded) | {"optimizer": settings["optimizer"]},
         )  # fmt: skip
         stack.enter_context(checkpoints)
