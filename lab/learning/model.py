@@ -10,6 +10,7 @@ import fcntl
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 KEPT: Final = Path.home() / ".cache" / "offbeat"
 ROWS: Final = 128
 SLIPS: Final = (-10, -1, 1, 10)
+WRONG_ZERO: Final = 0.4
+LENGTHS: Final = (2, 4, 8, 16, 24)
+"""Digits of an answer in the tasks of padded sums."""
 IGNORED: Final = -100
 DIGITS: Final = 6
 
@@ -73,6 +77,18 @@ def sorted_digits(wrong: float) -> list[tuple[str, str]]:
     ]
 
 
+def padded_sums(length: int) -> list[tuple[str, str]]:
+    """Return sums with leading zeros, many of them wrong. In some of those with three digits or more, a zero is."""
+    rows_N = torch.rand(ROWS) < (WRONG_ZERO if length > 2 else 0.0)
+    places_N, digits_N = torch.randint(max(length - 2, 1), (ROWS,)), torch.randint(1, 10, (ROWS,))
+    found = []
+    slips = zip(rows_N.tolist(), places_N.tolist(), digits_N.tolist(), strict=True)
+    for (prompt, answer), (slip, place, digit) in zip(sums(0.68 if length > 2 else 0.8), slips, strict=True):
+        digits = answer.zfill(length)
+        found.append((prompt, f"{digits[:place]}{digit}{digits[place + 1 :]}" if slip else digits))
+    return found
+
+
 SUMS: Final = Lessons("sums", lambda: sums(0.8))
 LESSONS: Final = {
     lessons.name: lessons
@@ -81,6 +97,7 @@ LESSONS: Final = {
         Lessons("rare-sums", lambda: sums(0.995)),
         Lessons("plus-minus", lambda: sums(0.8, "+-"), batches=2000),
         Lessons("other-sums", lambda: sums(0.5, slips=(-3, -2, 2, 9)), hidden=96),
+        *(Lessons(f"padded-{length}", partial(padded_sums, length)) for length in LENGTHS),
         Lessons("sorting", lambda: sorted_digits(0.9), batches=4000, hidden=128, layers=6, heads=4, rate=1e-3),
     )
 }

@@ -61,7 +61,7 @@ def _offbeat(*words: object) -> None:
 def run(seed: int) -> EvidenceRow:
     """Train one seed: supervised first, then as in block e."""
     arm = BLOCK.arm(SUPERVISED)
-    rate = arm.best_rate(rows(BLOCK.name))
+    rate = BLOCK.best_rate(SUPERVISED, rows(BLOCK.name))
     with tempfile.TemporaryDirectory(prefix="offbeat-lab-") as scratch:
         return run_from(imitate(seed, rate, Path(scratch)), BLOCK.task, arm, rate, seed)
 
@@ -72,7 +72,7 @@ def _figure(done: list[EvidenceRow]) -> Figure:
     finals = [final(row) for row in done]
     others = {}
     for name in (ALONE, SUPERVISED):
-        rate = BLOCK.arm(name).best_rate(kept)
+        rate = BLOCK.best_rate(name, kept)
         others[name] = [final(kept[name, rate, row["seed"]]) for row in done]
     apart = Interval.of([one - other for one, other in zip(finals, others[ALONE], strict=True)])
     elsewhere = Interval.of([one - other for one, other in zip(finals, others[SUPERVISED], strict=True)])

@@ -55,7 +55,7 @@ def figures(cells: Cells) -> list[Figure]:
                 "pass rate",
                 own.mean >= full.low or not asked,
                 len(values),
-                f"learning rate {arm.best_rate(cells.done):g}, tuned on other seeds{apart}",
+                f"learning rate {cells.block.best_rate(arm.name, cells.done):g}, tuned on other seeds{apart}",
             )
         )
     return found

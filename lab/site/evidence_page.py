@@ -8,11 +8,10 @@ from fnmatch import fnmatch
 from typing import Any, Final
 
 from lab.figures import ROOT
-from lab.learning.evidence.block_claims import lag_verdicts, objectives_of
+from lab.learning.evidence.block_claims import lag_verdicts, objectives_of, way_verdicts
 from lab.learning.evidence.blocks import BLOCKS, LAGS
-from lab.learning.evidence.claims import Cells, Verdict
+from lab.learning.evidence.claims import UNDECIDED, Cells, Verdict
 from lab.learning.evidence.rows import final
-from lab.learning.evidence.rows import rows as cell_rows
 from lab.learning.statistics import Interval
 from lab.site.lines import fill, items
 
@@ -38,10 +37,28 @@ class PublishedClaim:
 
 CLAIMS: Final = (
     PublishedClaim(
-        "lag", "Lag is nearly free for clipped objectives", "P1, P2",
+        "lag", "Lag is nearly free for objectives whose clip binds at i = 1", "P1",
         ("evidence.a.sums.rec-oneside-nois-v5", "the default at v = 5, final pass rate minus v = 1"),
-        ("evidence.a.*.grpo-v*", "evidence.a.*.grpo-off-policy-v*", "evidence.a.*.rec-oneside-*-v*"),
+        ("evidence.a.*.grpo-v*", "evidence.a.*.rec-oneside-*-v*"),
         ("a-sums", "a-sorting"),
+    ),
+    PublishedClaim(
+        "centered", "Lag is nearly free for importance weights with a band around π_k, which never binds at i = 1",
+        "P2", ("evidence.a.sums.grpo-off-policy-v5", "`grpo-off-policy` at v = 5, final pass rate minus v = 1"),
+        ("evidence.a.*.grpo-off-policy-v*",), ("a-sums", "a-sorting"),
+    ),
+    PublishedClaim(
+        "offset", "At a fixed lag of ten steps, (1, 10), clipped objectives learn as from fresh data", "P1",
+        ("evidence.p.sums.rec-oneside-nois-offset-10", "the default at (1, 10), final pass rate minus v = 1"),
+        tuple(f"evidence.p.*.{name}-offset-10*" for name in (
+            "rec-oneside-nois", "rec-oneside-is", "grpo", "wide-clip", "clip", "wide",
+        )),
+        ("p1-sums",),
+    ),
+    PublishedClaim(
+        "offline", "Fully offline, a clip keeps training stable, unless it is wide", "P1",
+        ("evidence.p.sums.rec-oneside-nois-offline", "the default that never publishes, final pass rate minus v = 1"),
+        ("evidence.p.*-offline", "evidence.p.*-offline-*"), ("p1-sums",),
     ),
     PublishedClaim(
         "importance", "Clipping matters, importance sampling does not", "P1",
@@ -51,7 +68,7 @@ CLAIMS: Final = (
     PublishedClaim(
         "no-clip", "Without a clip, lag makes a run collapse", "P1",
         ("evidence.a.sums.reinforce-v5", "`reinforce` at v = 5 minus v = 1"),
-        ("evidence.a.*.reinforce-v*",), ("a-sums", "a-sorting"),
+        ("evidence.a.*.reinforce-v*", "evidence.p.*.reinforce-offset-10*"), ("a-sums", "a-sorting", "p1-sums"),
     ),
     PublishedClaim(
         "wide-clip", "A wide clip, (0.6, 2.0), tolerates lag", "P1",
@@ -67,13 +84,25 @@ CLAIMS: Final = (
         ("a-sums", "a-sorting"),
     ),
     PublishedClaim(
+        "constants", "With another τ, β or T, those that fail tolerate lag", OURS,
+        ("evidence.a.sums.opmd-tau-1-v5", "`opmd` with τ = 1 at v = 5, final pass rate minus v = 1"),
+        tuple(f"evidence.a.*.{name}-*" for name in ("opmd-tau", "asymre-baseline_shift", "red-weight-temperature")),
+        ("a-sums-tuned",),
+    ),
+    PublishedClaim(
         "red", "RED helps where few answers are right", "P1",
         ("evidence.a.rare-sums.red-drop", "`red-drop`, area under the curve minus the default's"),
         ("evidence.a.rare-sums.*",), ("a-rare-sums",),
     ),
     PublishedClaim(
+        "red-kl", "RED-Weight learns more than GRPO at the same KL", "P1",
+        ("evidence.p.sums.red-equal-kl", "pass rate at equal KL, `red-weight` minus `grpo`"),
+        ("evidence.p.*.red-equal-kl",), ("p1-sums",),
+    ),
+    PublishedClaim(
         "mask", "Masking groups of equal rewards makes training stable", "P2",
-        ("evidence.f.sums.with-mask", "difference that the mask makes"), ("evidence.f.*.with-mask",), ("f-sums",),
+        ("evidence.p.sums.mask-fresh", "difference that the mask makes at v = 1 with a KL term"),
+        ("evidence.p.*.mask-fresh*", "evidence.f.*.with-mask"), ("p2-sums", "f-sums"),
     ),
     PublishedClaim(
         "refill", "Refilling such groups helps", "DAPO",
@@ -81,7 +110,8 @@ CLAIMS: Final = (
     ),
     PublishedClaim(
         "updates", "Ten updates of a batch are poorer than one", "P2",
-        ("evidence.f.sums.with-i10", "i = 10 minus i = 1"), ("evidence.f.*.with-i*",), ("f-sums",),
+        ("evidence.p.sums.i10-fresh", "i = 10 minus i = 1, at v = 1 with a clip"),
+        ("evidence.p.*.i10-fresh*", "evidence.f.*.with-i*"), ("p2-sums", "f-sums"),
     ),
     PublishedClaim(
         "reference", "A refreshed reference policy helps", "P2",
@@ -94,7 +124,7 @@ CLAIMS: Final = (
     ),
     PublishedClaim(
         "replay", "Replay halves the samples", OURS,
-        ("evidence.d.sums.replay-retired-by-drift-samples", "generated groups with replay over without"),
+        ("evidence.d.sums.replay-i2-final", "final pass rate, replay minus as many fresh groups trained twice"),
         ("evidence.d.*",), ("d-sums", "d-sorting"),
     ),
     PublishedClaim(
@@ -114,6 +144,11 @@ CLAIMS: Final = (
     PublishedClaim(
         "smollm2", "SmolLM2-135M: v = 10 and replay lose no more than 0.08", OURS,
         ("evidence.smollm2.v10-loss", "v = 10 minus v = 1"), ("evidence.smollm2.*-loss",), ("smollm2",),
+    ),
+    PublishedClaim(
+        "transfer", "One measured quantity predicts what lag costs, for other lengths, rates and models", OURS,
+        ("transfer.3.by-objective", "rank correlation, held out: stopped gradient for bands, ESS for weights"),
+        ("transfer.3.*",), ("transfer", "python -m lab.learning.evidence.transfer"),
     ),
 )  # fmt: skip
 
@@ -190,21 +225,26 @@ def _commands(blocks: Sequence[str]) -> str:
 def lag_list() -> str:
     """Return one line for each objective of block a on the sums: its pass rate at v = 1, and what longer lags cost."""
     block = BLOCKS["a-sums"]
-    cells = Cells(block, cell_rows(block.name))
+    cells = Cells(block, block.done())
     if block.count_missing(cells.done):
         return f"{OPEN}\n"
-    verdicts = lag_verdicts(cells)
+    verdicts, ways = lag_verdicts(cells), way_verdicts(cells)
     by_loss = sorted(objectives_of(block), key=lambda name: -verdicts[f"{name} v{LAGS[1]}", f"{name} v1"].interval.mean)
     lines = []
     for name in by_loss:
         fresh = Interval.of([*map(final, cells.of(f"{name} v1"))])
-        lagged = [f"v = {v} {_judged(verdicts[f'{name} v{v}', f'{name} v1'])}" for v in LAGS[1:]]
+        arms = [(v, (f"{name} v{v}", f"{name} v1")) for v in LAGS[1:]]
+        lagged = [f"v = {v} {_judged(verdicts[pair])}, {_on_the_way(ways[pair])}" for v, pair in arms]
         lines.append(f"**{name}** {fresh}; {'; '.join(lagged)}")
     return items(lines)
 
 
 def _judged(verdict: Verdict) -> str:
     return f"[{verdict.word.split()[0]}]({_page(verdict.claim.id)}) {verdict.interval.mean:.3f}"
+
+
+def _on_the_way(verdict: Verdict) -> str:
+    return f"[{verdict.word if verdict.word != UNDECIDED else 'way undecided'}]({_page(verdict.claim.id)})"
 
 
 BUILDERS: Final[dict[str, Callable[[], str]]] = {

@@ -11,14 +11,17 @@ import pytest
 from lab.learning import model
 from lab.learning.evidence.arms import RATES, TUNING, EvidenceArm
 from lab.learning.evidence.block_claims import CLAIMS, groups_to_goal, seconds_to_goal
-from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, P2_BASES, Block
-from lab.learning.evidence.cells import make_config
-from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, Paired, judge
+from lab.learning.evidence.blocks import BLOCKS, CONDITION_BLOCKS, P2_BASES, SETTINGS, Block
+from lab.learning.evidence.cells import _by_cycle, make_config
+from lab.learning.evidence.claims import UNDECIDED, Cells, Claim, Paired, beside_before, judge
+from lab.learning.evidence.paper_claims import at_equal_kl
 from lab.learning.evidence.regret import regret_figures
 from lab.learning.evidence.rows import EvidenceRow, Key, area, final
 from lab.learning.evidence.smollm2 import ARMS, SEEDS, Runs, SmolRow, command, sweep_parser
 from lab.learning.evidence.smollm2 import figures as smollm2_figures
 from lab.learning.evidence.tasks import TASKS
+from lab.learning.evidence.transfer import CANDIDATES, of_sums
+from lab.learning.evidence.transfer import figures as transfer_figures
 from lab.learning.statistics import Interval, holm_levels, p_value, student_limit, student_tail
 
 
@@ -33,6 +36,8 @@ def row(arm: str, rate: float, seed: int, level: float, groups: int = 100) -> Ev
         "publishes": 2,
         "published": [5, 20],
         "drift": 0.01,
+        "by_cycle": {"ess": (0.9, 0.8)},
+        "kl": [0.0, *[level + seed / 1000] * 5],
         "lag": 1.0,
         "seconds": 20.0,
         "commit": "abc",
@@ -139,14 +144,35 @@ def test_tuning_comes_before_reported_seeds_and_the_grid_grows_at_an_edge() -> N
     assert block.ready(at_edge | more | most)[0] == ("one", 4e-3, 1)  # twice extended is enough
 
 
+def test_an_arm_is_tuned_by_what_its_block_is_judged_by_and_a_changed_verdict_stands_beside_the_previous_one() -> None:
+    arms = (EvidenceArm("one"), EvidenceArm("two", rate=5e-4))
+    block = Block("x", arms, seeds=3, tuned_by=final)
+    done = _made_up(block)
+    for seed in TUNING:  # the larger rate ends higher, the smaller one has the larger area
+        done["one", 5e-4, seed]["curve"] = [0.2, *[0.6] * 8]
+        done["one", 2.5e-4, seed]["curve"] = [0.2, *[0.3] * 3, *[0.7] * 5]
+    by_area = replace(block, tuned_by=area)
+    assert (block.best_rate("one", done), by_area.best_rate("one", done)) == (2.5e-4, 5e-4)
+    assert block.ready(done) == [("one", 2.5e-4, seed) for seed in (1, 2, 3)]
+    now, before = judge([claim([0.1, 0.11, 0.12], 0.0)]), judge([claim([-0.1, 0.1, 0.2], 0.0)])
+    [verdict] = beside_before(now, before)
+    assert "; with rates tuned by area: +0.067, undecided; interval at level" in verdict.figure().note
+    assert beside_before(now, now) == now
+
+
+def test_a_row_keeps_the_mean_of_all_steps_and_of_the_last_before_each_publish() -> None:
+    metrics = [{"ess": 1.0}, {"ess": 0.5, "drift_step": 0.1}, {"ess": 0.9}, {"ess": 0.4, "loss": 3.0}]
+    assert _by_cycle(metrics, [1, 3]) == {"ess": (0.7, 0.45), "drift_step": (0.1, 0.1)}
+
+
 def test_every_block_has_claims_about_its_own_arms() -> None:
     """With made-up cells in which nothing differs but the seed, no claim of a difference holds."""
-    assert {*BLOCKS} == {*CLAIMS, *CONDITION_BLOCKS}
+    assert {*BLOCKS} == {*CLAIMS, *CONDITION_BLOCKS, "transfer"}
     for block in BLOCKS.values():
         assert block.task in TASKS
         done = _made_up(block)
         assert block.count_missing(done) == 0
-        if block.name in CONDITION_BLOCKS:
+        if block.name not in CLAIMS:
             continue
         found = judge(list(CLAIMS[block.name](Cells(block, done))))
         figures = [verdict.figure() for verdict in found]
@@ -240,3 +266,34 @@ def test_the_first_half_of_a_kept_run_of_smollm2_is_trained_again_with_its_setti
     assert capsys.readouterr().out == "now   [0.1, 0.25, 0.35]\nkept  [0.1, 0.2, 0.3]\n"
     with pytest.raises(SystemExit, match="no run of v10, seed 3, is kept"):
         command(parser.parse_args(["--again", "v10", "3"]), ARMS, tmp_path / "runs.jsonl", smollm2_figures, train)
+
+
+def test_a_quantity_transfers_if_its_factor_of_one_half_predicts_the_other_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With made-up cells whose loss is twice their TV per completion, while TV per token shrinks with the length."""
+    done: dict[Key, EvidenceRow] = {}
+    for place, setting in enumerate(SETTINGS):
+        drift = 0.01 + 0.001 * ((7 * place) % 31) + 0.002 * setting.v
+        for seed, one, tv in product((1, 2), (setting.fresh, setting), (0.0, drift)):
+            if (one.v == 1) == (tv == 0.0):
+                cell = row(one.arm, one.rate, seed, 0.8 - 2 * tv)
+                cell["by_cycle"] = {"drift_tv_sequence": (tv, tv), "drift_tv_token": (tv / one.digits, tv / one.digits)}
+                cell["by_cycle"] |= {"ess": (1 - tv, 1 - tv), "cosine": (0.9, 0.9)}
+                done[one.arm, one.rate, seed] = cell
+    settings = of_sums(done, (1, 2))
+    assert len(settings) == len(SETTINGS) and sum(one.fitted for one in settings) == len(SETTINGS) / 2
+    names = {"tv-sequence": CANDIDATES["tv-sequence"], "tv-token": CANDIDATES["tv-token"]}
+    monkeypatch.setattr("lab.learning.evidence.transfer.CANDIDATES", names)
+    by_id = {one.id: one for one in transfer_figures(settings)}
+    assert by_id["transfer.3.tv-sequence-final"].measured == "1.00 [1.00, 1.00]"
+    assert by_id["transfer.3.tv-sequence-final"].holds
+    assert "chosen by the fitted half; loss = 2 · tv-sequence" in by_id["transfer.3.tv-sequence-final"].note
+    assert not by_id["transfer.3.tv-token-final"].holds
+
+
+def test_pass_rates_at_equal_kl_lie_where_the_kl_is_reached_first() -> None:
+    one, other = row("x", 1e-3, 1, 0.0), row("y", 1e-3, 1, 0.0)
+    one["curve"], one["kl"] = [0.2, 0.4, 0.6, 0.8], [0.0, 0.2, 0.1, 0.4]
+    other["curve"], other["kl"] = [0.2, 0.3, 0.4, 0.5], [0.0, 0.1, 0.3, 0.2]
+    assert at_equal_kl(one, other) == pytest.approx((0.6 + 0.2 * 0.1 / 0.2) - 0.4)

@@ -8,12 +8,18 @@ from typing import Final
 
 from lab.learning.evidence.blocks import ALONE, LAGS, P2_BASES, RULES, SUPERVISED, WALL_CLOCK, Block
 from lab.learning.evidence.claims import Cells, Claim, Verdict, judge
+from lab.learning.evidence.paper_claims import (
+    IRRELEVANT,
+    TOLERATED,
+    fresh_claims,
+    paper_claims,
+    slug,
+    tuned_claims,
+    way_claim,
+)
 from lab.learning.evidence.rows import EVERY, EvidenceRow, area
 from lab.learning.statistics import Interval
 
-TOLERATED: Final = -0.03
-"""Loss in final pass rate that still counts as tolerated."""
-IRRELEVANT: Final = 0.02
 GOAL: Final = 0.80
 """The pass rate that block d counts generated groups to."""
 HALF: Final = 0.60
@@ -36,7 +42,7 @@ def objective_claims(cells: Cells) -> Iterator[Claim]:
     for name in objectives_of(cells.block):
         for v in LAGS[1:]:
             yield Claim(
-                f"evidence.a.{task}.{_slug(name)}-v{v}",
+                f"evidence.a.{task}.{slug(name)}-v{v}",
                 f"{name} tolerates v = {v}: final pass rate minus that at v = 1 ({task})",
                 f"interval above {TOLERATED}",
                 cells.apart(f"{name} v{v}", f"{name} v1"),
@@ -48,9 +54,21 @@ def objective_claims(cells: Cells) -> Iterator[Claim]:
     yield _importance_sampling(cells, f"evidence.a.{task}.importance-sampling")
 
 
+def way_claims(cells: Cells) -> Iterator[Claim]:
+    """Yield, for each objective and lag of block a, the claim about the way: is it slower than at v = 1?"""
+    for name in objectives_of(cells.block):
+        for v in LAGS[1:]:
+            yield way_claim(cells, "a", f"{name} v{v}", f"{name} v1")
+
+
 def lag_verdicts(cells: Cells) -> dict[tuple[str, str], Verdict]:
     """Return the verdicts of block a by their two arms, the longer lag first."""
     return {verdict.claim.paired.arms: verdict for verdict in judge(list(objective_claims(cells)))}
+
+
+def way_verdicts(cells: Cells) -> dict[tuple[str, str], Verdict]:
+    """Return the verdicts about the way, likewise."""
+    return {verdict.claim.paired.arms: verdict for verdict in judge(list(way_claims(cells)))}
 
 
 def high_rate_claims(cells: Cells) -> Iterator[Claim]:
@@ -117,7 +135,7 @@ def reuse_claims(cells: Cells) -> Iterator[Claim]:
             f"{name} {fmean(map(groups_to_goal, cells.of(name))):.0f}" for name in ("fresh 16", "fresh 8", arm)
         )
         yield Claim(
-            f"evidence.d.{task}.{_slug(arm)}-samples",
+            f"evidence.d.{task}.{slug(arm)}-samples",
             f"Generated groups until {GOAL}, {arm} over fresh 16 ({task})",
             f"interval below {HALF}",
             cells.apart("fresh 16", arm, lambda row: math.log(groups_to_goal(row))),
@@ -128,7 +146,7 @@ def reuse_claims(cells: Cells) -> Iterator[Claim]:
             lambda x: math.exp(-x),
         )
         yield Claim(
-            f"evidence.d.{task}.{_slug(arm)}-final",
+            f"evidence.d.{task}.{slug(arm)}-final",
             f"Final pass rate of {arm} minus that of fresh 16 ({task})",
             f"interval above {NO_LOSS}",
             cells.apart(arm, "fresh 16"),
@@ -145,7 +163,7 @@ def p2_claims(cells: Cells) -> Iterator[Claim]:
     for arm in cells.block.arms[1:]:
         base = P2_BASES.get(arm.name, plain)
         yield Claim(
-            f"evidence.f.{task}.{_slug(arm.name)}",
+            f"evidence.f.{task}.{slug(arm.name)}",
             f"grpo-off-policy at v = 10 {arm.name}: final pass rate minus that of the run {base} ({task})",
             "interval above 0",
             cells.apart(arm.name, base),
@@ -177,7 +195,7 @@ def others_claims(cells: Cells) -> Iterator[Claim]:
         for other, above, below in ((ALONE, "helps", "harms"), (SUPERVISED, "beats it", "is worse")):
             if arm.name != other:
                 yield Claim(
-                    f"evidence.e.{cells.block.task}.{_slug(arm.name)}-{'alone' if other == ALONE else 'supervised'}",
+                    f"evidence.e.{cells.block.task}.{slug(arm.name)}-{'alone' if other == ALONE else 'supervised'}",
                     f"400 fresh groups, {arm.name}: final pass rate minus that of {other}",
                     "interval above 0",
                     cells.apart(arm.name, other),
@@ -195,7 +213,7 @@ def timing_claims(cells: Cells) -> Iterator[Claim]:
             publishes = fmean(row["publishes"] for row in cells.of(rule.name))
             areas = [Interval.of([area(row) for row in cells.of(name)]) for name in (rule.name, f"{rule.name} {how}")]
             yield Claim(
-                f"evidence.b.{cells.block.task}.{_slug(rule.name)}-{how}",
+                f"evidence.b.{cells.block.task}.{slug(rule.name)}-{how}",
                 f"Timing of {rule.name} helps: area minus that of {named}, as many publishes (the task changes)",
                 f"interval above 0; of no use below {NO_USE}",
                 cells.apart(rule.name, f"{rule.name} {how}", area),
@@ -225,7 +243,7 @@ def wall_clock_claims(cells: Cells) -> Iterator[Claim]:
         best = min(fixed, key=lambda name: fmean(map(seconds, cells.of(name))))
         for name in (best, "drift", f"cost {cost:g}", "concurrent"):
             yield Claim(
-                f"evidence.c.{cells.block.task}.{_slug(name)}-{cost:g}",
+                f"evidence.c.{cells.block.task}.{slug(name)}-{cost:g}",
                 f"A publish costs {cost:g} steps: simulated time of v = 1 until {GOAL} over that of {name}",
                 "interval above 1",
                 cells.apart("v1", name, seconds),
@@ -241,6 +259,9 @@ def wall_clock_claims(cells: Cells) -> Iterator[Claim]:
 CLAIMS: Final = {
     "d-sums": reuse_claims,
     "a-sums": objective_claims,
+    "p2-sums": fresh_claims,
+    "p1-sums": paper_claims,
+    "a-sums-tuned": tuned_claims,
     "a-sums-high-rate": high_rate_claims,
     "a-rare-sums": rare_claims,
     "g-sums": group_size_claims,
@@ -252,7 +273,5 @@ CLAIMS: Final = {
     "a-sorting": objective_claims,
 }
 """By block. The conditions of block b are not judged; `regret.py` states what they give."""
-
-
-def _slug(name: str) -> str:
-    return name.replace(", ", "-").replace(" = ", "").replace(" ", "-")
+WAYS: Final = {"a-sums": way_claims, "a-sorting": way_claims}
+"""Claims about areas that came later: a family of their own."""

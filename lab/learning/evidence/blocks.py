@@ -1,12 +1,13 @@
 """The arms of each block of `lab/learning/protocol.md`, and the cells that it needs, in order."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
 from lab.learning.evidence.arms import EvidenceArm
 from lab.learning.evidence.others import Use
 from lab.learning.evidence.publishing import Follow
-from lab.learning.evidence.rows import Done, Key
+from lab.learning.evidence.rows import Done, EvidenceRow, Key, Measure, area, final, rows
 from offbeat.types import Json
 
 LAGS: Final = (1, 5, 20)
@@ -21,26 +22,38 @@ class Block:
     seeds: int
     """Reported seeds: 1, 2, 3 …"""
     task: str = "sums"
+    tuned_by: Measure = area
+    """Each arm has the learning rate with the highest mean of it over the tuning seeds."""
+    borrows: str = ""
+    """Another block with some of these arms, whose cells count here too; it is to be finished first."""
+
+    def done(self) -> dict[Key, EvidenceRow]:
+        """Return the finished cells."""
+        return (rows(self.borrows) if self.borrows else {}) | rows(self.name)
 
     def arm(self, name: str) -> EvidenceArm:
         """Return the arm of this name."""
         return next(arm for arm in self.arms if arm.name == name)
 
+    def best_rate(self, arm: str, done: Done) -> float:
+        """Return the learning rate of an arm that is tuned."""
+        return self.arm(arm).best_rate(done, self.tuned_by)
+
     def ready(self, done: Done) -> list[Key]:
         """Return the missing cells that can be trained now: tuning, and after it seed by seed over all arms."""
-        tuning = [key for arm in self.arms for key in arm.missing_tuning(done)]
+        tuning = [key for arm in self.arms for key in arm.missing_tuning(done, self.tuned_by)]
         return tuning or [
             (arm.name, rate, seed)
             for seed in range(1, self.seeds + 1)
             for arm in self.arms
-            if (arm.name, rate := arm.best_rate(done), seed) not in done
+            if (arm.name, rate := arm.best_rate(done, self.tuned_by), seed) not in done
             and (arm.follow is None or (arm.follow.arm, rate, seed) in done)
         ]
 
     def count_missing(self, done: Done) -> int:
         """Return how many cells are not done; it may grow, because a grid of learning rates may be extended."""
-        tuning = sum(len(arm.missing_tuning(done)) for arm in self.arms)
-        rates = [None if tuning else arm.best_rate(done) for arm in self.arms]
+        tuning = sum(len(arm.missing_tuning(done, self.tuned_by)) for arm in self.arms)
+        rates = [None if tuning else arm.best_rate(done, self.tuned_by) for arm in self.arms]
         seeds = range(1, self.seeds + 1)
         return tuning + sum(
             rate is None or (arm.name, rate, seed) not in done
@@ -76,6 +89,13 @@ OBJECTIVES: Final = (
     *objective("cispo"),
     *objective("reinforce"),
 )
+
+
+def fresh(names: Collection[str]) -> tuple[EvidenceArm, ...]:
+    """Return the arms of block a at v = 1 of some objectives."""
+    return tuple(arm for arm in OBJECTIVES if arm.name.removesuffix(" v1") in names)
+
+
 REPLAY: Final[dict[str, Json]] = {"mode": "replay", "share": 0.5, "reuse_budget": 4}
 REUSE: Final = (
     EvidenceArm("fresh 16"),
@@ -84,6 +104,7 @@ REUSE: Final = (
     EvidenceArm("replay", {"sampler": {**REPLAY, "retire_drift": 0.99}}),
     EvidenceArm("replay retired by drift", {"sampler": REPLAY}),
 )
+REUSE_BLOCKS: Final = ("d-sums", "d-sorting")
 GROUP_SIZES: Final = tuple(
     EvidenceArm(
         f"{advantage} G{size}",
@@ -120,6 +141,48 @@ P2_BASES: Final = {"with KL and refresh": "with KL"}
 HIGH_RATE: Final = tuple(
     replace(arm, rate=1e-3) for name in ("rec-oneside-nois", "rec-oneside-is") for arm in objective(name)[-1:]
 )
+CONDITION_RATES: Final = (2.5e-4, 5e-4, 1e-3)
+PAPER_TUNING: Final = (101, 102)
+P2_KL: Final[dict[str, Json]] = {"preset": "grpo-masked", "zero_variance_mask": False, "kl_coefficient": KL}
+P2_FRESH: Final = (
+    EvidenceArm("with KL", {"objective": P2_KL}),
+    EvidenceArm("with KL and mask", {"objective": {**P2_KL, "zero_variance_mask": True}}),
+    EvidenceArm("clipped, i = 1", {"objective": {"preset": "grpo-masked"}}),
+    EvidenceArm("clipped, i = 10", {"objective": {"preset": "grpo-masked"}, "updates_per_batch": 10}),
+)
+"""At v = 1."""
+P1_OBJECTIVES: Final[dict[str, dict[str, Json]]] = {
+    "rec-oneside-nois": {"preset": "rec-oneside-nois"},
+    "rec-oneside-is": {"preset": "rec-oneside-is"},
+    "grpo": {"preset": "grpo"},
+    "wide clip": {"preset": "rec-oneside-nois", "clip": [0.6, 2.0]},
+    "reinforce": {"preset": "reinforce"},
+}
+P1_LAGS: Final[dict[str, dict[str, Json]]] = {"offset 10": {"every": 1, "offset": 10}, "offline": {"every": 100}}
+"""(1, 10) of P1, and a run that never publishes: all of its groups are by the policy it begins with."""
+P1: Final = (
+    *(
+        EvidenceArm(f"{name} {lag}", {"sync": sync, "objective": changes}, rates=CONDITION_RATES, tuning=PAPER_TUNING)
+        for lag, sync in P1_LAGS.items()
+        for name, changes in P1_OBJECTIVES.items()
+    ),
+    *(
+        EvidenceArm(f"{name} at equal KL", {"objective": {"preset": name}}, rate=5e-4, keeps_kl=True)
+        for name in ("grpo", "red-weight")
+    ),
+)
+CONSTANTS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
+    "opmd": ("tau", (0.3, 1.0)),
+    "asymre": ("baseline_shift", (0.03, 0.3)),
+    "red-weight": ("temperature", (0.3, 3.0)),
+}
+"""Objectives of block a that fail, with other values of τ, β and T than their preset's 0.1, 0.1 and 1."""
+TUNED: Final = tuple(
+    replace(arm, rates=(1.25e-4, 2.5e-4, 5e-4), tuning=PAPER_TUNING)
+    for preset, (constant, values) in CONSTANTS.items()
+    for value in values
+    for arm in objective(preset, f"{preset} {constant} {value:g}", **{constant: value})[1:]
+)
 RARE: Final = tuple(objective(name)[0] for name in ("rec-oneside-nois", "red-weight", "red-drop"))
 ALONE: Final = "fresh groups alone"
 SUPERVISED: Final = "supervised training, then fresh groups"
@@ -148,6 +211,50 @@ def fixed(v: int) -> EvidenceArm:
     return EvidenceArm(f"v{v}", {"sync": {"every": v}}, keeps_publishes=True)
 
 
+TRANSFER_RATES: Final = (2.5e-4, 1e-3)
+TRANSFER_OBJECTIVES: Final[dict[str, dict[str, Json]]] = {
+    "narrow": {"preset": "rec-oneside-nois"},
+    "weighted": {"preset": "grpo-off-policy"},
+    "wide": {"preset": "rec-oneside-nois", "clip": [0.6, 2.0]},
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run of block transfer is about."""
+
+    digits: int
+    rate: float
+    objective: str
+    v: int
+
+    @property
+    def arm(self) -> str:
+        return f"{self.objective} {self.digits} digits v{self.v} at {self.rate:g}"
+
+    @property
+    def fresh(self) -> "Setting":
+        """Its v = 1. There is nothing to stop at lag 0, so both bands have the same."""
+        return replace(self, v=1, objective="narrow" if self.objective == "wide" else self.objective)
+
+
+SETTINGS: Final = tuple(
+    Setting(digits, rate, name, v)
+    for digits in (2, 24, 8, 4, 16)
+    for rate in TRANSFER_RATES
+    for name in TRANSFER_OBJECTIVES
+    for v in LAGS[1:]
+)
+TRANSFER: Final = tuple(
+    EvidenceArm(
+        one.arm,
+        {"sync": {"every": one.v}, "objective": TRANSFER_OBJECTIVES[one.objective]},
+        rate=one.rate,
+        task=f"padded-{one.digits}",
+        keeps_cosine=True,
+    )
+    for one in dict.fromkeys(both for lagged in SETTINGS for both in (lagged.fresh, lagged))
+)
 RULES: Final = (DRIFT, by_cost(1.0))
 TIMING: Final = tuple(
     arm
@@ -157,7 +264,6 @@ TIMING: Final = tuple(
         *(replace(rule, name=f"{rule.name} {how}", follow=Follow(rule.name, how)) for how in ("shuffled", "even")),
     )
 )
-CONDITION_RATES: Final = (2.5e-4, 5e-4, 1e-3)
 FIXED_LAGS: Final = (1, 2, 5, 10, 20, 40)
 
 
@@ -188,18 +294,22 @@ BLOCKS: Final = {
     block.name: block
     for block in (
         Block("d-sums", REUSE, seeds=20),
-        Block("a-sums", OBJECTIVES, seeds=12),
+        Block("a-sums", OBJECTIVES, seeds=12, tuned_by=final),
+        Block("transfer", TRANSFER, seeds=3),
+        Block("p2-sums", P2_FRESH, seeds=12, tuned_by=final),
+        Block("p1-sums", (*fresh(P1_OBJECTIVES), *P1), seeds=8, tuned_by=final, borrows="a-sums"),
+        Block("a-sums-tuned", (*fresh(CONSTANTS), *TUNED), seeds=8, tuned_by=final, borrows="a-sums"),
         Block("a-sums-high-rate", HIGH_RATE, seeds=12),
         Block("a-rare-sums", RARE, seeds=12, task="rare-sums"),
-        Block("g-sums", GROUP_SIZES, seeds=20),
-        Block("f-sums", P2, seeds=12),
-        Block("e-sums", OTHERS, seeds=20),
+        Block("g-sums", GROUP_SIZES, seeds=20, tuned_by=final),
+        Block("f-sums", P2, seeds=12, tuned_by=final),
+        Block("e-sums", OTHERS, seeds=20, tuned_by=final),
         Block("b-changing", TIMING, seeds=40, task="changing"),
         Block("b-conditions", CONDITIONS, seeds=4, task="changing"),
         Block("b-conditions-8", _with_prompts(CONDITIONS, 8), seeds=4, task="changing-8"),
         Block("c-sums", WALL_CLOCK, seeds=12),
         Block("d-sorting", REUSE, seeds=20, task="sorting"),
-        Block("a-sorting", OBJECTIVES, seeds=12, task="sorting"),
+        Block("a-sorting", OBJECTIVES, seeds=12, task="sorting", tuned_by=final),
     )
 }
 """In the order in which they are trained."""

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -11,11 +11,13 @@ from typing import cast
 from lab.figures import commit
 from lab.learning import model
 from lab.learning.cells import SimulatedSeconds
+from lab.learning.evidence.aimed import Aimed
 from lab.learning.evidence.arms import EvidenceArm
+from lab.learning.evidence.exact_kl import ExactKL
 from lab.learning.evidence.memory_run import train_in_memory
 from lab.learning.evidence.others import Others, Use, supervised
 from lab.learning.evidence.publishing import Scheduled
-from lab.learning.evidence.rows import EVERY, EvidenceRow
+from lab.learning.evidence.rows import COSINE, CYCLE, EVERY, ByCycle, EvidenceRow
 from lab.learning.evidence.tasks import TASKS, EvidenceTask
 from lab.learning.watched_learner import ExactPassRate
 from offbeat.config import Config, parse
@@ -37,7 +39,11 @@ class EvaluatedLearner(LocalLearner):
     """The pass rate of the second half of the run, if the task changes."""
     others: Others | None = None
     """Groups of another model that are trained on beside the policy's own."""
+    aimed: Aimed | None = None
+    """Compares each step's gradient with that of the exact pass rate."""
+    exact_kl: ExactKL | None = None
     curve: dict[int, float] = field(default_factory=dict)
+    kl: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._evaluate()
@@ -46,12 +52,18 @@ class EvaluatedLearner(LocalLearner):
         second_half = 2 * self.step > self.rank.config.steps
         rates = self.later if self.later and second_half else self.pass_rate
         self.curve[self.step] = float(rates.pass_rates(self.rank.trainer.policy_model.model).mean())
+        if self.exact_kl is not None:
+            self.kl[self.step] = self.exact_kl.now()
 
     async def train(self, groups: Sequence[Group], context: StepContext) -> Trained | RefusedBatch:
         beside = groups if self.others is None else self.others.beside(groups)
+        if self.aimed is not None:
+            self.aimed.aim({group.prompt.id for group in groups})
         done = await super().train(beside, context)
         if self.step % EVERY == 0:
             self._evaluate()
+        if self.aimed is not None and isinstance(done, Trained):
+            done = replace(done, metrics={**done.metrics, COSINE: self.aimed.cosine})
         return done if self.others is None else _of_our_groups(done, {group.id for group in groups})
 
 
@@ -146,7 +158,10 @@ class _Cell:
         tokenizer, task, arm = load_tokenizer(self.config), self.task, self.arm
         later = ExactPassRate.of(tokenizer, task.later) if task.later else None
         rates = ExactPassRate.of(tokenizer, task.tested)
-        self.watched = EvaluatedLearner(own_learner(loop).rank, rates, later, self.others)
+        rank = own_learner(loop).rank
+        aimed = Aimed.of(rank.trainer, tokenizer, task.tested) if arm.keeps_cosine else None
+        exact_kl = ExactKL.of(rank.trainer.policy_model, tokenizer, task.tested) if arm.keeps_kl else None
+        self.watched = EvaluatedLearner(rank, rates, later, self.others, aimed, exact_kl)
         self.loop, loop.learner = loop, self.watched
         if arm.cost is not None:
             loop.evidence = SimulatedSeconds(cost=arm.cost)
@@ -176,7 +191,27 @@ class _Cell:
             "drift": round(fmean(drifts), 5) if drifts else None,
             "lag": round(fmean(lags), 3) if lags else 0.0,
             "seconds": 0.0,
+            "by_cycle": _by_cycle(metrics, [step - 1 for step in published]),
             "commit": commit(),
             "stopped": "",
         }
-        return row | {"published": published} if self.arm.keeps_publishes else row
+        if self.arm.keeps_kl:
+            row["kl"] = [_rounded(self.watched.kl[at]) for at in reached]
+        if self.arm.keeps_publishes:
+            row["published"] = published
+        return row
+
+
+def _by_cycle(metrics: Sequence[Mapping[str, float]], ends: Collection[int]) -> ByCycle:
+    """Return the mean of each metric over all steps that have it, and over the steps at these places."""
+    found: ByCycle = {}
+    for name in CYCLE:
+        known = {place: one[name] for place, one in enumerate(metrics) if name in one}
+        if known:
+            last = [value for place, value in known.items() if place in ends] or [*known.values()][-1:]
+            found[name] = (_rounded(fmean(known.values())), _rounded(fmean(last)))
+    return found
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,7 +1,7 @@
 """Claims about the cells of a block, and how they are judged: paired by seed, all claims of a block by Holm's rule."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
@@ -75,6 +75,8 @@ class Verdict:
     word: str
     interval: Interval
     level: float
+    before: str = ""
+    """What the same rule says with rates tuned by area, if that is something else."""
 
     @property
     def holds(self) -> bool:
@@ -98,7 +100,7 @@ class Verdict:
             "",
             self.holds,
             len(claim.values),
-            f"{why}{claim.note}; interval at level {self.level:.4f} by Holm's rule",
+            f"{why}{claim.note}{self.before}; interval at level {self.level:.4f} by Holm's rule",
         )
 
 
@@ -106,6 +108,17 @@ def judge(claims: Sequence[Claim]) -> list[Verdict]:
     """Decide all claims of a block together, by Holm's rule."""
     levels = holm_levels([claim.p_value() for claim in claims])
     return [claim.judge(level) for claim, level in zip(claims, levels, strict=True)]
+
+
+def beside_before(verdicts: Sequence[Verdict], before: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts, each with the one of `before`, by rates tuned by area, if that has another word or mean."""
+    previous = {verdict.claim.id: f"{verdict.interval.mean:+.3f}, {verdict.word}" for verdict in before}
+    found = []
+    for verdict in verdicts:
+        said = previous[verdict.claim.id]
+        same = said == f"{verdict.interval.mean:+.3f}, {verdict.word}"
+        found.append(verdict if same else replace(verdict, before=f"; with rates tuned by area: {said}"))
+    return found
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,7 @@ class Cells:
 
     def of(self, arm: str) -> list[EvidenceRow]:
         """Return the reported seeds at the arm's own learning rate."""
-        rate = self.block.arm(arm).best_rate(self.done)
+        rate = self.block.best_rate(arm, self.done)
         return [self.done[arm, rate, seed] for seed in range(1, self.block.seeds + 1)]
 
     def apart(self, arm: str, other: str, of: Callable[[EvidenceRow], float] = final) -> Paired:

@@ -28,7 +28,12 @@ SIZE: Final = (5.2, 3.6)
 """Inches. Text of 10 points is readable if the page shows it 400 pixels wide."""
 NAMED: Final = {"rec-oneside-nois": 12, "reinforce": -4}
 """Objectives with a name in the figure, the default and the one without any restraint; and its place, in points."""
-REUSE_SHOWN: Final = {"fresh 16": "16 fresh groups a step", "replay": "8 fresh, 8 replayed", "fresh 8": "8 fresh"}
+REUSE_SHOWN: Final = {
+    "fresh 16": "16 fresh groups a step",
+    "replay": "8 fresh, 8 replayed",
+    "fresh 8, i = 2": "8 fresh, two updates",
+    "fresh 8": "8 fresh",
+}
 
 
 def family(arm: EvidenceArm) -> str:
@@ -65,7 +70,7 @@ def by_lag(cells: Cells) -> None:
 
 
 def by_groups(cells: Cells) -> None:
-    """Plot the mean pass rate against the generated groups, with and without replay."""
+    """Plot the mean pass rate against the generated groups, with replay, with two updates, and without."""
     _, axes = plt.subplots(figsize=SIZE)
     for (arm, label), color in zip(REUSE_SHOWN.items(), COLORS, strict=False):
         rows = cells.of(arm)

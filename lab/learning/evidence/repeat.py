@@ -18,22 +18,22 @@ from lab.figures import command_parser
 from lab.learning.evidence.block_claims import CLAIMS
 from lab.learning.evidence.blocks import BLOCKS, Block
 from lab.learning.evidence.claims import Cells, Verdict, judge
-from lab.learning.evidence.rows import EvidenceRow, Key, rows
+from lab.learning.evidence.rows import EvidenceRow, Key
 from lab.learning.evidence.sweep import name_of, train, training_pool
 
 
 def verdicts() -> Iterator[tuple[Block, Verdict]]:
     """Yield the verdicts of the finished blocks."""
     for name, claims in CLAIMS.items():
-        block, done = BLOCKS[name], rows(name)
+        block, done = BLOCKS[name], BLOCKS[name].done()
         if not block.count_missing(done):
             yield from ((block, verdict) for verdict in judge(list(claims(Cells(block, done)))))
 
 
 def repeat(block: Block, kept: Verdict, minutes: float, jobs: int) -> bool:
     """Train until the time is up. Return True if all curves are the kept ones, or else if the verdict is the same."""
-    arms, done = kept.claim.paired.arms, rows(block.name)
-    rates = {arm: block.arm(arm).best_rate(done) for arm in arms}
+    arms, done = kept.claim.paired.arms, block.done()
+    rates = {arm: block.best_rate(arm, done) for arm in arms}
     cells = [(arm, rates[arm], seed) for seed in range(1, block.seeds + 1) for arm in arms]
     now: dict[Key, EvidenceRow] = {}
     equal = 0

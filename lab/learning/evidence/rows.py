@@ -1,7 +1,7 @@
 """The finished cells of the evidence: one line of `lab/learning/evidence/<block>.jsonl` for each run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Final, NotRequired, TypedDict
 
@@ -12,6 +12,15 @@ EVERY: Final = 5
 """Steps between two evaluations."""
 LAST: Final = 5
 """Evaluations whose mean is the final pass rate."""
+COSINE: Final = "cosine"
+"""Between the gradient of a step and that of the exact pass rate of its prompts; for arms that ask for it."""
+
+
+CYCLE: Final = ("gate_stopped_gradient", "ess", "drift_tv_token", "drift_tv_sequence", "drift_step", COSINE)
+"""The metrics of which a run keeps two means. `drift_tv_sequence` is also 1 − E min(1, ρ), ρ = π_k(y)/α(y): both are
+the mean of (1 − ρ)₊."""
+ByCycle = dict[str, tuple[float, float]]
+"""The mean over all steps that have the metric, and over the last step before each publish."""
 
 
 class EvidenceRow(TypedDict):
@@ -31,6 +40,10 @@ class EvidenceRow(TypedDict):
     """Mean drift of the groups that were trained on; None if their log-probs are unknown."""
     lag: float
     """Mean lag of the groups that were trained on."""
+    by_cycle: NotRequired[ByCycle]
+    """`CYCLE`; the first cells did not keep it."""
+    kl: NotRequired[list[float]]
+    """Exact KL(π ‖ π_0) at each evaluation, for arms that ask for it. After a collapse the last one is repeated."""
     seconds: float
     commit: str
     stopped: str
@@ -40,6 +53,7 @@ class EvidenceRow(TypedDict):
 Key = tuple[str, float, int]
 """Arm, learning rate, seed."""
 Done = Mapping[Key, EvidenceRow]
+Measure = Callable[[EvidenceRow], float]
 
 
 def final(row: EvidenceRow) -> float:

@@ -20,7 +20,7 @@ from lab.figures import command_parser
 from lab.learning.evidence.arms import EvidenceArm
 from lab.learning.evidence.blocks import BLOCKS, Block
 from lab.learning.evidence.cells import run
-from lab.learning.evidence.rows import Done, EvidenceRow, Key, area, final, keep, rows
+from lab.learning.evidence.rows import Done, EvidenceRow, Key, area, final, keep
 
 
 def sweep(blocks: Iterable[Block], minutes: float, jobs: int) -> bool:
@@ -28,7 +28,7 @@ def sweep(blocks: Iterable[Block], minutes: float, jobs: int) -> bool:
     until = time.monotonic() + 60 * minutes
     with training_pool(jobs) as pool:
         for block in blocks:
-            done = rows(block.name)
+            done = block.done()
             while cells := block.ready(done):
                 for row in train(block, cells, done, pool, jobs, until):
                     keep(block.name, row)
@@ -60,7 +60,9 @@ def train(block: Block, cells: Iterable[Key], done: Done, pool: ProcessPoolExecu
         if time.monotonic() > until:
             break
         arm = block.arm(name)
-        running.add(pool.submit(run, block.task, arm, rate, seed, followed=_followed(arm, rate, seed, done)))
+        running.add(
+            pool.submit(run, arm.task or block.task, arm, rate, seed, followed=_followed(arm, rate, seed, done))
+        )
     yield from (one.result() for one in as_completed(running))
 
 
@@ -84,7 +86,7 @@ def main() -> None:
     blocks = [BLOCKS[options.block]] if options.block else list(BLOCKS.values())
     if options.short:
         for arm in blocks[0].arms[:1] + blocks[0].arms[-1:]:
-            row = run(blocks[0].task, arm, 5e-4, 101, steps=10)
+            row = run(arm.task or blocks[0].task, arm, arm.rate or 5e-4, 101, steps=10)
             print(f"{arm.name}: {row['curve']}, groups {row['groups']}")
     else:
         sweep(blocks, options.minutes, options.jobs)

@@ -1,0 +1,7 @@
+"""Sums with answers of 2 digits."""
+
+from typing import Final
+
+from lab.learning.evidence.padded.sums import padded
+
+task: Final = padded(2)
