@@ -41,7 +41,7 @@ from offbeat.types import Group, Json, StepContext
 from offbeat.weights.adapter import AdapterSpec, load_base_digest
 from offbeat.weights.probe import LENGTH as PROBE_LENGTH
 from offbeat.weights.probe import Probe, Sequences, probe_sequences
-from offbeat.weights.publisher import State, WeightLog
+from offbeat.weights.publisher import KEEP, State, WeightLog
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,11 +104,14 @@ class RankLearner:
         weights = None
         if ranks.rank == 0 and config.run.mode != "offline":  # an offline run has no workers to publish for
             adapter = trainer.policy_model.adapter
-            log = WeightLog.open(directory.weights, anchor_every=config.sync.anchor_every, adapter=adapter)
+            # Beyond those of groups that wait to be trained, so that `offbeat gap` finds those of groups just trained.
+            keep = KEEP + config.open_versions - 1
+            log = WeightLog.open(directory.weights, anchor_every=config.sync.anchor_every, keep=keep, adapter=adapter)
             weights = stack.enter_context(log)
-        settings, keep = fixed_settings(config), config.trainer.keep
+        settings = fixed_settings(config)
         checkpoints = Checkpoints(
-            directory.checkpoints, config=settings, keep=keep, ranks=ranks, record=directory.record_saved,
+            directory.checkpoints, config=settings, keep=config.trainer.keep, ranks=ranks,
+            record=directory.record_saved,
             translate=lambda recorded: recorded_settings(recorded) | {"optimizer": settings["optimizer"]},
         )  # fmt: skip
         stack.enter_context(checkpoints)
@@ -308,9 +311,9 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
     random.seed(config.seed)
     torch.manual_seed(derive(config.seed, "torch") % 2**63)
     objective = config.objective.resolve()
-    policy_model = _load_policy_model(config, ranks)
+    policy_model = policy_model_of(config, ranks)
     second = Need.REFERENCE in objective.needs and not config.adapter.rank  # an adapter's reference is its own base
-    reference = _load_policy_model(config, ranks).requires_grad_(False) if second else None
+    reference = policy_model_of(config, ranks).requires_grad_(False) if second else None
     optimizer = config.optimizer
     schedule = Schedule(
         optimizer.learning_rate, optimizer.warmup_steps, Decay(optimizer.decay), config.steps, optimizer.floor
@@ -332,7 +335,8 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
     return Trainer(policy_model, adamw, step, reference, ranks=ranks)
 
 
-def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
+def policy_model_of(config: Config, ranks: Ranks) -> PolicyModel:
+    """Load the model that a run begins with, as its trainer computes with it."""
     adapter = adapter_spec(config)
     if adapter is not None:
         _require_one_base(adapter, ranks)
