@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"preflight"},
     {"drive", "from_python"},
     {"api"},
+    {"papers"},
     {"cli"},
     {"__main__"},
 ]
