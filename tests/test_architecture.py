@@ -82,7 +82,7 @@ def test_help_answers_without_torch() -> None:
 
 LINES_OF_A_FILE = 600
 FILES_OF_A_FOLDER = 18
-BUDGET = 45_500
+BUDGET = 45_900
 """Lines of `src`. Lower it when code goes away; a change that raises it says in docs/log.md what a user got for it."""
 
 

@@ -78,7 +78,7 @@ def plans() -> list[Figure]:
     hours, refused, planned = dict[tuple[str, str, bool], float](), list[str](), 0
     for paper, gpus, short in product(PAPERS, HARDWARE, (False, True)):
         with tempfile.TemporaryDirectory() as place:
-            model = _without_weights(Path(place, "model"), SHAPES[paper])
+            model = without_weights(Path(place, "model"), SHAPES[paper])
             options = ["--plan", "--gpus", gpus, "--model", str(model), *(["--short"] if short else [])]
             done = _offbeat("reproduce", paper, *options, "--out", f"{place}/out")
         print(f"\n{paper} {gpus}{' --short' if short else ''}\n{done.stdout}{done.stderr}")
@@ -107,7 +107,7 @@ def plans() -> list[Figure]:
     ]  # fmt: skip
 
 
-def _without_weights(place: Path, shape: str) -> Path:
+def without_weights(place: Path, shape: str) -> Path:
     """Make a model directory that can be planned with: its weights are a hole of the right size."""
     place.mkdir()
     config = json.loads((ROOT / "tests" / "placement" / "models" / f"{shape}.json").read_text(encoding="utf-8"))
