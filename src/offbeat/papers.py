@@ -245,7 +245,7 @@ class Reproduction:
             yield arm, str(device_plan(run.config, gpus)), seconds / 3600
 
     def run(self, say: Callable[[str], None]) -> list[str]:
-        """Train what is not finished, and return what failed after its first step.
+        """Train what is not finished, and return which runs ended before their last step.
 
         After Ctrl-C the run ends after its step, and this with it. A run that fails before its first step is a
         `RunError`: the others would fail, too.
@@ -260,11 +260,11 @@ class Reproduction:
             if state in (RunState.RUNNING, RunState.PAUSED):
                 raise RunError(f"{path} is {state} in another process; wait for it, or stop that process first")
             say(f"run {number} of {len(runs)}: " + (f"offbeat resume {path}" if state else one.command))
-            if _in_own_process(one) == 0:
-                continue
+            _in_own_process(one)
             if not read_history(one.directory).last_step:
                 raise RunError(f"{path} failed before its first step, so no other run was started; see above")
-            failed.append(f"{path} failed; its last messages are above")
+            if _state(one.directory) is not RunState.FINISHED:
+                failed.append(f"{path} ended before its last step; its last messages are above")
         return failed
 
     def table(self) -> str:
@@ -335,8 +335,8 @@ def _require_same(one: Planned) -> None:
         )
 
 
-def _in_own_process(one: Planned) -> int:
-    """Train or resume, and return the exit code. Ctrl-C reaches the run as well; it is raised here when that ends."""
+def _in_own_process(one: Planned) -> None:
+    """Train or resume. Ctrl-C reaches the run as well, and is raised here when the run has ended."""
     interrupts: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     try:
@@ -348,7 +348,6 @@ def _in_own_process(one: Planned) -> int:
         signal.signal(signal.SIGINT, before)
     if interrupts:
         raise KeyboardInterrupt
-    return process.exitcode or 0
 
 
 def _train(one: Planned, owner: tuple[int, int]) -> None:
