@@ -5,13 +5,14 @@
     python -m lab.learning.reproduce_arms --short  one arm of each paper and the plans, nothing recorded
 
 The arms train with transformers on sums in the form of GSM8K, of which the model gets some right: without any reward
-that differs, the zero-variance mask would leave nothing to train on. What they reach means nothing. The plans are made
-for models of the right shape without weights.
+that differs, the zero-variance mask would leave nothing to train on. What they reach means nothing. A killed command
+continues after the finished arms. The plans are made for models of the right shape without weights.
 """
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,10 +26,13 @@ from offbeat.papers import PAPERS
 from offbeat.placement.shape import ModelShape
 
 SMALL: Final = (
-    "engine.kind=hf", "engine.max_prompt_tokens=96", "prompts_per_step=2", "group_size=4", "sampling.max_tokens=24",
+    "engine.kind=hf", "engine.max_prompt_tokens=64", "prompts_per_step=2", "group_size=2", "sampling.max_tokens=8",
     "sampling.temperature=1.0", "sampler.refill_limit=100", "workers.groups_at_once=2", "evaluation.prompts=2",
     "trainer.token_budget=128", "trainer.checkpoint_activations=false", "task.scorers=1",
+    "task.options.instruction=Answer with the number alone.",
 )  # fmt: skip
+PLACE: Final = smollm2.CACHE.parent / "reproduce-arms"
+"""Where the runs are until all arms are finished."""
 SHAPES: Final = {"p1": "qwen2.5-1.5b", "p2": "qwen2.5-0.5b"}
 """The config.json of each paper's model, in tests/placement/models."""
 HARDWARE: Final = ("1x24", "1x48")
@@ -40,31 +44,33 @@ def main() -> bool:
     parser = command_parser(__doc__, short="one arm of each paper and the plans; record nothing")
     parser.add_argument("part", nargs="?", choices=("arms", "plans"), help="default: both")
     args = parser.parse_args()
-    figures = []
+    held = True
     if args.part != "plans":
-        figures += [arms(name, short=args.short) for name in PAPERS]
+        for name in PAPERS:
+            held &= report(args.short, arms(name, short=args.short))
     if args.part != "arms":
-        figures += plans()
-    return report(args.short, *figures)
+        held &= report(args.short, *plans())
+    return held
 
 
 def arms(paper: str, *, short: bool) -> Figure:
     """Run the arms of a paper, and count those that are finished in its table."""
     names = [*PAPERS[paper].arms][: 1 if short else None]
-    with tempfile.TemporaryDirectory() as place:
-        for split, first in (("train", 0), ("test", 5)):
-            rows = [{"question": f"What is {a}+{b}?", "answer": f"#### {a + b}"} for a in range(10)
-                    for b in range(first, first + 5)]  # fmt: skip
-            Path(place, f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        settings = [word for one in (*SMALL, f"task.options.source={place}") for word in ("--set", one)]
-        options = ["--arms", ",".join(names), "--model", str(smollm2.directory()), "--steps", "2", *settings]
-        done = _offbeat("reproduce", paper, *options, "--out", f"{place}/{paper}")
-        print(done.stdout[-3000:])
-        if done.returncode:
-            raise SystemExit(done.stderr[-3000:])
-    finished = sum(
-        bool(re.search(rf"^{name} +1 +2 +\d\.\d+ +\d\.\d+ +\d\.\d+ \[", done.stdout, re.M)) for name in names
-    )
+    place = PLACE / ("short" if short else "all") / paper
+    place.mkdir(parents=True, exist_ok=True)
+    for split, first in (("train", 0), ("test", 5)):
+        rows = [{"question": f"What is {a}+{b}?", "answer": f"#### {a + b}"} for a in range(10)
+                for b in range(first, first + 5)]  # fmt: skip
+        (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = [word for one in (*SMALL, f"task.options.source={place}") for word in ("--set", one)]
+    options = ["--arms", ",".join(names), "--model", str(smollm2.directory()), "--steps", "2", *settings]
+    done = _offbeat("reproduce", paper, *options, "--out", str(place / "runs"))
+    print(done.stdout[-3000:])
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    shutil.rmtree(place)
+    ends = [rf"^{name} +1 +2 +\d\.\d+ +\d\.\d+ +\d\.\d+ \[" for name in names]
+    finished = sum(bool(re.search(end, done.stdout, re.M)) for end in ends)
     what = f"arms of `offbeat reproduce {paper}` that train and are evaluated to the end and stand in the table"
     note = f"SmolLM2-135M with transformers, 2 steps, sums in the form of GSM8K; no GPU of ours has run it; {machine()}"
     held = finished == len(names)
