@@ -28,14 +28,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
 ]
 LAYER = {part: depth for depth, layer in enumerate(LAYERS) for part in layer}
-LIGHT = [
-    "offbeat.types",
-    "offbeat.config",
-    "offbeat.metrics",
-    "offbeat.objective.presets",
-    "offbeat.papers",
-    "offbeat.cli.main",
-]
+LIGHT = ["offbeat.types", "offbeat.config", "offbeat.metrics", "offbeat.objective.presets", "offbeat.cli.main"]
 
 
 def imports(file: Path) -> set[str]:
