@@ -327,7 +327,7 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
         config.seed,
     )
     adamw = MasterAdamW(policy_model, settings, _dtypes(config, ranks)[1])
-    if config.model.compute == config.model.serve == "bfloat16":
+    if config.optimizer.dither and config.model.compute == config.model.serve == "bfloat16":
         dither(adamw, config.seed)
     return Trainer(policy_model, adamw, step, reference, ranks=ranks)
 
