@@ -326,7 +326,7 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
         config.reference.refresh_every,
         config.seed,
     )
-    adamw = MasterAdamW(policy_model, settings, _dtypes(config, ranks)[1])
+    adamw = MasterAdamW(policy_model, settings, _rounds_to(config, ranks))
     if config.optimizer.dither and config.model.compute == config.model.serve == "bfloat16":
         dither(adamw, config.seed)
     return Trainer(policy_model, adamw, step, reference, ranks=ranks)
@@ -336,12 +336,12 @@ def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
     adapter = adapter_spec(config)
     if adapter is not None:
         _require_one_base(adapter, ranks)
-    compute, rounds_to = _dtypes(config, ranks)
+    wanted: torch.dtype = getattr(torch, config.model.compute)
     return load_policy_model(
         config.model.directory(),
         ranks,
-        compute=compute,
-        rounds_to=rounds_to,
+        compute=torch.float32 if _rounds_to(config, ranks) else wanted,
+        rounds_to=wanted,
         temperature=config.sampling.temperature,
         chunk_tokens=config.trainer.chunk_tokens,
         checkpoint_activations=config.trainer.checkpoint_activations,
@@ -351,17 +351,16 @@ def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
     )
 
 
-def _dtypes(config: Config, ranks: Ranks) -> tuple[torch.dtype, torch.dtype | None]:
-    """Return the dtype of products, and that of the weights' values if it is narrower.
+def _rounds_to(config: Config, ranks: Ranks) -> torch.dtype | None:
+    """Return the dtype of the values that weights have, if it is narrower than that of the products.
 
     A CPU that only emulates bfloat16 computes in float32, with the weights that engines serve. One rank alone can do
     that: FSDP has one dtype for both.
     """
-    wanted: torch.dtype = getattr(torch, config.model.compute)
-    if ranks.size > 1 or torch.accelerator.is_available():
-        return wanted, None
-    products: torch.dtype = getattr(torch, cpu_products(config.model.compute))
-    return products, None if products == wanted else wanted
+    compute = config.model.compute
+    if ranks.size > 1 or torch.accelerator.is_available() or cpu_products(compute) == compute:
+        return None
+    return cast("torch.dtype", getattr(torch, compute))
 
 
 def adapter_spec(config: Config) -> AdapterSpec | None:
