@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -227,14 +227,17 @@ class RankLearner:
     def _served(self) -> tuple[State, Probe]:
         """Return the weights that workers serve, and their probe. All ranks must iterate the weights."""
         serve = getattr(torch, self.config.model.serve)
-        return serving_state(self.trainer.policy_model, serve), self._probe(serve)
+        return serving_state(self.trainer.policy_model, serve), self._probe()
 
-    def _probe(self, serve: torch.dtype) -> Probe:
-        policy_model = self.trainer.policy_model
-        # A trainer that computes in 16 bits has rounded its weights already.
-        rounded = as_served(policy_model, serve) if self.config.model.compute == "float32" else nullcontext()
-        with rounded:
-            return Probe(self.sequences, sequence_logprobs(policy_model, self.sequences))
+    def _probe(self) -> Probe:
+        with self.rounded():
+            return Probe(self.sequences, sequence_logprobs(self.trainer.policy_model, self.sequences))
+
+    def rounded(self) -> AbstractContextManager[None]:
+        """Let the trainer's model compute with the weights that are served, for the length of the block."""
+        if self.config.model.compute != "float32":  # a trainer that computes in 16 bits has rounded its weights already
+            return nullcontext()
+        return as_served(self.trainer.policy_model, getattr(torch, self.config.model.serve))
 
     def save(self, state: Mapping[str, Json]) -> None:
         """Start to write a checkpoint while training continues; `train` raises if that failed."""
@@ -245,7 +248,7 @@ class RankLearner:
             self.weights.pin(published, by=f"step {step}")
             state = {**state, PUBLISHED_STATE: self.weights.state_of(published)}
         if self.trainer.policy_model.adapter is not None:  # `offbeat export` checks what it writes with it
-            state = {**state, PROBE: self._probe(getattr(torch, self.config.model.serve)).to_json()}
+            state = {**state, PROBE: self._probe().to_json()}
         self.checkpoints.save(self.trainer, {**state, "inputs": {**self.inputs}})
         self._pins[step] = published
         keep = self.config.trainer.keep + 1  # the one being written included
