@@ -28,7 +28,7 @@ from offbeat.imports import without_progress_bars
 from offbeat.trainer.adapter import attach, load_adapter
 from offbeat.trainer.checkpoint import Checkpoint
 from offbeat.trainer.forward import TOLERANCE, sequence_logprobs
-from offbeat.trainer.loading import read_model, read_served
+from offbeat.trainer.loading import read_model, read_rounded
 from offbeat.weights.adapter import AdapterSpec, load_base_digest, merged
 from offbeat.weights.probe import Probe
 
@@ -177,7 +177,7 @@ class AdapterCheckpoint:
 
     def read_base(self) -> PreTrainedModel:
         """Load the base in float32, with the values that engines serve."""
-        return read_served(self.base, getattr(torch, self._model.serve))
+        return read_rounded(self.base, getattr(torch, self._model.serve))
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole weights of the policy in float32, not rounded."""

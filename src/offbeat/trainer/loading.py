@@ -142,9 +142,12 @@ def read_model(directory: Path, dtype: torch.dtype | str | None = None) -> PreTr
     return model
 
 
-def read_served(directory: Path, serve: torch.dtype) -> PreTrainedModel:
-    """Load a model in float32, with the values that engines serve, in eval mode."""
-    return convert_parameters(read_model(directory, serve), torch.float32).eval()
+def read_rounded(directory: Path, *dtypes: torch.dtype) -> PreTrainedModel:
+    """Load a model in float32, with values that are rounded to these dtypes in turn, in eval mode."""
+    model = read_model(directory, dtypes[0])
+    for dtype in (*dtypes[1:], torch.float32):
+        convert_parameters(model, dtype)
+    return model.eval()
 
 
 def convert_parameters(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

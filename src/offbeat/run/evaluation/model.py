@@ -36,7 +36,7 @@ from offbeat.tasks.split import (
 from offbeat.tasks.task import Task, make
 from offbeat.tasks.tokenizer import decoder, read_tokenizer, stop_tokens
 from offbeat.trainer.export import load_policy
-from offbeat.trainer.loading import read_model, read_served
+from offbeat.trainer.loading import read_model, read_rounded
 from offbeat.types import Completion, Json, Prompt
 
 _PROMPTS: Final = 64
@@ -210,6 +210,8 @@ def evaluate_run(directory: RunDirectory, other: Task | None, settings: Evaluati
     now = settings.attempts(policy, asked, wanted, "the policy")
     if not settings.before:
         return settings.table(now, asked)
-    first = read_served(config.model.directory(), getattr(torch, config.model.serve))
+    compute, serve = getattr(torch, config.model.compute), getattr(torch, config.model.serve)
+    dtypes = (serve,) if config.adapter.rank else (compute, serve)  # the trainer does not serve an adapter's base
+    first = read_rounded(config.model.directory(), *dtypes)
     base = policy_sampler(first, tokenizer, settings.temperature, longest)
     return settings.table(now, asked, settings.attempts(base, asked, wanted, "the model before training"))
