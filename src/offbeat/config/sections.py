@@ -352,6 +352,10 @@ class OptimizerConfig(Section):
     """AdamW's weight decay. Applies to matrices only."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Limit of the norm over all gradients; larger gradients are scaled down. Lower it if grad_norm jumps."""
+    dither: bool = True
+    """Start each float32 master at a random place of the interval that rounds to its bfloat16 weight, so that updates
+    smaller than the rounding have their effect on average. `false` starts masters at the weights, as usual trainers
+    do."""
     max_step_drift: Annotated[float, Field(gt=0, le=1)] = 0.5
     """A step that moves the policy further ends the run before it is published or saved. 1 allows every step."""
 

@@ -99,7 +99,10 @@ class Run:
         yield from map(partial(in_words, tokenizer=self.tokenizer()), log.groups())
 
     def policy(self, dtype: str = "float32") -> "PreTrainedModel":
-        """Load the policy of the newest checkpoint as a transformers model; every byte is verified first."""
+        """Load the policy of the newest checkpoint as a transformers model; every byte is verified first.
+
+        Its weights have the values that engines compute with, `model.serve`, in any `dtype`.
+        """
         with Working("loading the policy", after=TICK):
             import torch
 

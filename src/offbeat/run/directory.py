@@ -466,6 +466,8 @@ def prepare_resume(
     """
     if other := [one for one in settings if not one.startswith("optimizer.")]:
         raise RunError(f"a resume may change settings of [optimizer] only, not {other[0]}; start a new run for it")
+    if any(one.startswith("optimizer.dither") for one in settings):
+        raise RunError("optimizer.dither decides where masters start, and this run has begun; start a new run for it")
     config, newest = directory.config(settings), 0
     if held_by(directory.lock) is None:  # else the lock says who uses the run
         from offbeat.run.fsck import require_checkpoint, require_settings  # torch

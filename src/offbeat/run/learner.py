@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -230,14 +230,17 @@ class RankLearner:
     def _served(self) -> tuple[State, Probe]:
         """Return the weights that workers serve, and their probe. All ranks must iterate the weights."""
         serve = getattr(torch, self.config.model.serve)
-        return serving_state(self.trainer.policy_model, serve), self._probe(serve)
+        return serving_state(self.trainer.policy_model, serve), self._probe()
 
-    def _probe(self, serve: torch.dtype) -> Probe:
-        policy_model = self.trainer.policy_model
-        # A trainer that computes in 16 bits has rounded its weights already.
-        rounded = as_served(policy_model, serve) if self.config.model.compute == "float32" else nullcontext()
-        with rounded:
-            return Probe(self.sequences, sequence_logprobs(policy_model, self.sequences))
+    def _probe(self) -> Probe:
+        with self.rounded():
+            return Probe(self.sequences, sequence_logprobs(self.trainer.policy_model, self.sequences))
+
+    def rounded(self) -> AbstractContextManager[None]:
+        """Let the trainer's model compute with the weights that are served, for the length of the block."""
+        if self.config.model.compute != "float32":  # a trainer that computes in 16 bits has rounded its weights already
+            return nullcontext()
+        return as_served(self.trainer.policy_model, getattr(torch, self.config.model.serve))
 
     def save(self, state: Mapping[str, Json]) -> None:
         """Start to write a checkpoint while training continues; `train` raises if that failed."""
@@ -248,7 +251,7 @@ class RankLearner:
             self.weights.pin(published, by=f"step {step}")
             state = {**state, PUBLISHED_STATE: self.weights.state_of(published)}
         if self.trainer.policy_model.adapter is not None:  # `offbeat export` checks what it writes with it
-            state = {**state, PROBE: self._probe(getattr(torch, self.config.model.serve)).to_json()}
+            state = {**state, PROBE: self._probe().to_json()}
         self.checkpoints.save(self.trainer, {**state, "inputs": {**self.inputs}})
         self._pins[step] = published
         keep = self.config.trainer.keep + 1  # the one being written included
@@ -329,8 +332,8 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
         config.reference.refresh_every,
         config.seed,
     )
-    adamw = MasterAdamW(policy_model, settings, _dtypes(config, ranks)[1])
-    if config.model.compute == config.model.serve == "bfloat16":
+    adamw = MasterAdamW(policy_model, settings, _rounds_to(config, ranks))
+    if config.optimizer.dither and config.model.compute == config.model.serve == "bfloat16":
         dither(adamw, config.seed)
     return Trainer(policy_model, adamw, step, reference, ranks=ranks)
 
@@ -340,12 +343,12 @@ def policy_model_of(config: Config, ranks: Ranks) -> PolicyModel:
     adapter = adapter_spec(config)
     if adapter is not None:
         _require_one_base(adapter, ranks)
-    compute, rounds_to = _dtypes(config, ranks)
+    wanted: torch.dtype = getattr(torch, config.model.compute)
     return load_policy_model(
         config.model.directory(),
         ranks,
-        compute=compute,
-        rounds_to=rounds_to,
+        compute=torch.float32 if _rounds_to(config, ranks) else wanted,
+        rounds_to=wanted,
         temperature=config.sampling.temperature,
         chunk_tokens=config.trainer.chunk_tokens,
         checkpoint_activations=config.trainer.checkpoint_activations,
@@ -355,17 +358,16 @@ def policy_model_of(config: Config, ranks: Ranks) -> PolicyModel:
     )
 
 
-def _dtypes(config: Config, ranks: Ranks) -> tuple[torch.dtype, torch.dtype | None]:
-    """Return the dtype of products, and that of the weights' values if it is narrower.
+def _rounds_to(config: Config, ranks: Ranks) -> torch.dtype | None:
+    """Return the dtype of the values that weights have, if it is narrower than that of the products.
 
     A CPU that only emulates bfloat16 computes in float32, with the weights that engines serve. One rank alone can do
     that: FSDP has one dtype for both.
     """
-    wanted: torch.dtype = getattr(torch, config.model.compute)
-    if ranks.size > 1 or torch.accelerator.is_available():
-        return wanted, None
-    products: torch.dtype = getattr(torch, cpu_products(config.model.compute))
-    return products, None if products == wanted else wanted
+    compute = config.model.compute
+    if ranks.size > 1 or torch.accelerator.is_available() or cpu_products(compute) == compute:
+        return None
+    return cast("torch.dtype", getattr(torch, compute))
 
 
 def adapter_spec(config: Config) -> AdapterSpec | None:

@@ -83,7 +83,7 @@ class LocalRun:
 
     async def run(self, started: Callable[[Loop], None] | None) -> Ledger:
         context, model = self.context, self.rank.trainer.policy_model.model
-        evaluation = PolicyEvaluation(self.config, context.task, context.tokenizer, self.pool, model)
+        evaluation = PolicyEvaluation(self.config, context.task, context.tokenizer, self.pool, model, self.rank.rounded)
         saved = self.rank.restore()
         self.gpu = shared_gpu(self.plan, self.rank.trainer, self.config.run.patience)
         learner = LocalLearner(self.rank, gpu=self.gpu)

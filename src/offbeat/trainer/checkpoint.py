@@ -97,7 +97,7 @@ class Checkpoint:
         return self.manifest.extras[name]
 
     def policy(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the policy's whole weights, by their names in a Hugging Face state dict."""
+        """Yield the whole master weights, by their names in a Hugging Face state dict; `served_state` rounds them."""
         for name, entry in self.manifest.tensors.items():
             if name.startswith("policy/"):
                 rows = entry.shape[0] if entry.shape else 1
