@@ -143,7 +143,7 @@ def first_masters(ranks: Ranks, directory: str, starts: Sequence[Mapping[str, An
     torch.set_num_threads(1)
     found: list[Json] = []
     for settings in starts:
-        config = parse({"model": {"path": directory}, "engine": {"kind": "hf"}} | settings)
+        config = parse({"model": {"path": directory}, "engine": {"kind": "hf"}, **settings})
         state = make_trainer(config, ranks).optimizer.tensors()
         whole = {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in state.items() if "master/" in n}
         found.append({name: sha256(value.numpy().tobytes()).hexdigest() for name, value in whole.items()})

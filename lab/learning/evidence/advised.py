@@ -28,7 +28,12 @@ LAGS: Final[tuple[dict[str, Json], ...]] = (
     {"sampler": {"mode": "replay"}},
 )
 OBJECTIVES: Final[tuple[dict[str, Json], ...]] = (
-    *({"preset": name} for name in ("rec-oneside-nois", "grpo-off-policy", "grpo", "red-drop", "asymre", "topr")),
+    {"preset": "rec-oneside-nois"},
+    {"preset": "grpo-off-policy"},
+    {"preset": "grpo"},
+    {"preset": "red-drop"},
+    {"preset": "asymre"},
+    {"preset": "topr"},
     {"clip": [0.6, 2.0]},
 )
 SETTINGS: Final = ((1e-6, 135e6), (5e-6, 135e6), (5e-4, 9e4), (1e-4, 7e9), (2e-5, 1.5e9))
