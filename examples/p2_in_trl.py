@@ -41,10 +41,10 @@ class Row(NamedTuple):
 ROWS = {
     "v1": Row(1, 1, False, "45 %, unstable"),
     "v1-mask": Row(1, 1, True, "50 %"),
-    "v10": Row(10, 1, False, "-"),
-    "v10-mask": Row(10, 1, True, "50 %, stable"),
-    "i10": Row(1, 10, False, "-"),
-    "i10-mask": Row(1, 10, True, "poorer, and ten times slower"),
+    "v10": Row(10, 1, False, "50 %, stable"),
+    "v10-mask": Row(10, 1, True, "-"),
+    "i10": Row(1, 10, False, "poorer, and ten times slower"),
+    "i10-mask": Row(1, 10, True, "-"),
 }
 SETTINGS = {
     "num_generations": 8,

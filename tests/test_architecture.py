@@ -11,7 +11,7 @@ import pytest
 SRC = Path(__file__).parent.parent / "src" / "offbeat"
 
 LAYERS: list[set[str]] = [
-    {"errors", "seeds", "types", "words", "working"},
+    {"errors", "secrecy", "seeds", "types", "words", "working"},
     {"events", "hub", "imports", "metrics"},
     {"evaluation", "objective", "storage", "verify"},
     {"config", "sandbox", "weights"},
@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"preflight"},
     {"drive", "from_python"},
     {"api"},
+    {"papers"},
     {"cli"},
     {"__main__"},
 ]
@@ -81,7 +82,7 @@ def test_help_answers_without_torch() -> None:
 
 LINES_OF_A_FILE = 600
 FILES_OF_A_FOLDER = 18
-BUDGET = 45_500
+BUDGET = 46_500
 """Lines of `src`. Lower it when code goes away; a change that raises it says in docs/log.md what a user got for it."""
 
 

@@ -82,6 +82,7 @@ def test_settings_of_an_earlier_commit_keep_their_meaning(place: Path) -> None:
     recorded = json.loads((place / "runs" / "killed" / "config.json").read_text(encoding="utf-8"))
     config = parse(translate(recorded))
     assert not config.accept
+    assert "dither" not in recorded["optimizer"] and config.optimizer.dither, "masters were always dithered"
     assert translate(config.model_dump(mode="json")) == config.model_dump(mode="json")  # today's settings stay
 
 

@@ -1,5 +1,6 @@
 """Books that cannot lie, and runs that keep to themselves: each of these was wrong once."""
 
+import json
 import os
 import shutil
 import struct
@@ -15,11 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli.main import app
+from offbeat.errors import RunError
 from offbeat.events import EventKind
 from offbeat.experience.ledger import LedgerEvent, LedgerEventKind
 from offbeat.experience.log import ExperienceLog
 from offbeat.experience.reader import LogReader
-from offbeat.run.directory import RunDirectory, RunLock
+from offbeat.run.directory import RunDirectory, RunLock, json_digest, prepare_resume
 from offbeat.run.journal import FileJournal, read
 from offbeat.types import Score
 
@@ -100,6 +102,30 @@ def test_a_number_that_was_changed_in_the_record_is_seen_and_not_shown(run: Path
     path.write_bytes(b"".join(lines))
     assert any("events.jsonl" in one for one in damages(run))
     assert 2 not in [event["step"] for event in read(path) if event["kind"] == "step"]
+
+
+@pytest.mark.parametrize("place", [-1, -2, 3])
+def test_a_line_that_was_removed_from_the_record_is_missed(run: Path, place: int) -> None:
+    lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
+    del lines[place]
+    (run / "events.jsonl").write_bytes(b"".join(lines))
+    [said] = damages(run)
+    assert "events.jsonl" in said and "lines are lost" in said
+
+
+@pytest.mark.parametrize("file", ["config.json", "environment.json"])
+def test_resume_refuses_settings_that_fsck_calls_changed(run: Path, file: str) -> None:
+    if file == "config.json":
+        text = (run / file).read_text()
+        (run / file).write_text(text.replace('"steps": 6', '"steps": 7'))
+    else:  # that of a run with other settings
+        content = RunDirectory(run).environment | {"run": "c0ffee00", "config": json_digest("others")}
+        (run / file).write_text(json.dumps(content | {"sha256": json_digest(content)}))
+    [said] = damages(run)
+    with pytest.raises(RunError, match="accept-changes") as refused:
+        prepare_resume(RunDirectory(run), [], None, accept_changes=False)
+    assert "config.json" in said and "it differs from its sha256" in said and "its sha256" in str(refused.value)
+    prepare_resume(RunDirectory(run), [], None, accept_changes=True)[1].release()
 
 
 def test_a_length_that_was_changed_in_the_settings_is_seen(run: Path) -> None:

@@ -1,15 +1,20 @@
 """A reward captured from a script is the one that was given, or it is refused; it is private, and its inputs are known.
 
-Each test runs real scripts in processes of their own and compares rewards, so it needs nothing of this repository.
+Most tests run real scripts in processes of their own and compare rewards.
 """
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from offbeat.run.journal import FileJournal, record_failure
+from offbeat.tasks.rewards import Reward, grade
+from offbeat.types import Unscorable
 
 SCRIPT = """
 import functools, json, math
@@ -93,6 +98,32 @@ def test_a_secret_is_not_written_into_the_run_directory(reward: str, tmp_path: P
     texts = [path.read_text() for path in (task.rglob("*") if task.exists() else []) if path.is_file()]
     assert not [one for one in secrets for text in texts if one in text]
     assert not [one for one in secrets if one in str(said.get("refused"))], "the message does not show it either"
+
+
+def asks_a_judge(text: str, columns: object) -> float:
+    raise ValueError(f"401 for https://judge.example.com/v1?api_key=c0ffee0123456789 with {text}")
+
+
+def returns_the_error(text: str, columns: object) -> Unscorable:
+    return Unscorable("crash", "401 for {'Authorization': 'Bearer sk-c0ffee0123456789'}")
+
+
+@pytest.mark.parametrize("reward", [asks_a_judge, returns_the_error])
+def test_a_secret_in_the_error_of_a_reward_reaches_no_log(reward: Callable[..., object]) -> None:
+    outcome = grade([Reward(reward)], (0, 1), "two", {})
+    assert isinstance(outcome, Unscorable) and "401 for" in outcome.detail and "c0ffee" not in outcome.detail
+
+
+def test_a_secret_in_the_error_that_ends_a_run_reaches_no_record(tmp_path: Path) -> None:
+    seen: list[object] = []
+    path = tmp_path / "events.jsonl"
+    with (
+        pytest.raises(ValueError, match="c0ffee"),
+        FileJournal(path, listener=seen.append) as journal,
+        record_failure(journal, lambda: 7),
+    ):
+        asks_a_judge("two", {})
+    assert "api_key=*** with two" in path.read_text() and "c0ffee" not in f"{path.read_text()} {seen}"
 
 
 def test_what_is_written_of_a_reward_is_private(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def offbeat(*arguments: str | Path, seconds: float = 25) -> subprocess.Completed
 def test_a_late_score_out_of_bounds_is_refused_with_its_value(tmp_path: Path, reward: float) -> None:
     with ExperienceLog.open(tmp_path / "log") as log:
         log.append([group("g0", 1.0, None)])
-        [entry] = log.score([LateScore("g0", "g0/1", Score(reward))]).refused
-        assert "g0/1" in entry.refusal.detail and repr(reward)[:20] in entry.refusal.detail
+        refused = [one.refusal.detail for one in log.score([LateScore("g0", "g0/1", Score(reward))]).refused]
+        assert len(refused) == 1 and "g0/1" in refused[0] and repr(reward)[:20] in refused[0]
         assert log.index_since(None)[0].ripe.tolist() == [False]
 
 
@@ -65,7 +65,10 @@ def test_a_log_with_a_bad_late_score_stays_readable_and_a_correction_rescues_its
     with ExperienceLog.open(tmp_path / "log") as log:
         log.append([group("g0", 1.0, None), group("g1", 1.0, 0.0)])
         write_late_score(log, "g0", "g0/1", reward)
-        rows, _ = log.index_since(None)
+        try:
+            rows, _ = log.index_since(None)
+        except OverflowError as error:
+            pytest.fail(f"a bad late score makes the log unreadable: {error}")
         assert rows.ripe.tolist() == [False, True] and np.isfinite(rows.reward_std).all()
         fate = log.ledger().fates["g0"]
         assert fate.fate == "quarantined" and f"{reward:g}" in fate.cause
@@ -178,7 +181,7 @@ def test_every_answer_of_the_live_report_has_a_policy_and_is_no_html_of_others(t
             answer = connection.getresponse()
             body = answer.read().decode()
             assert answer.status >= 400 and (method in ("GET", "HEAD") or answer.status == 405), answer.status
-            assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+            assert str(answer.headers["Content-Security-Policy"]).startswith("default-src 'none'")
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
             assert "text/plain" in answer.headers["Content-Type"] or "<img" not in body
             connection.close()
@@ -222,8 +225,7 @@ def test_a_model_of_a_billion_layers_is_refused_before_it_is_built(tmp_path: Pat
 
     save_file({"x": torch.ones(2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "llama", "text_config": {"num_hidden_layers": 1000000000}}')
-    [problem] = model_problems(tmp_path)
-    assert "num_hidden_layers = 1000000000" in problem
+    assert ["num_hidden_layers = 1000000000" in problem for problem in model_problems(tmp_path)] == [True]
 
 
 @pytest.mark.engine

@@ -10,6 +10,7 @@ import pytest
 
 from offbeat.experience.log import ExperienceLog
 from offbeat.scoring.pool import ScoringPool
+from offbeat.scoring.tally import TooManyFailures
 from offbeat.tasks.task import make
 from offbeat.types import UNKNOWN, Completion, Group, Prompt, Score, Unscorable
 
@@ -58,7 +59,10 @@ def test_an_answer_for_which_no_reward_applies_while_others_have_one_gets_the_lo
 
 def test_a_policy_cannot_end_a_run_by_answers_that_fail(tmp_path: Path) -> None:
     with pool_for(tmp_path, "open('/tmp/' + text if len(text) > 99 else '/dev/null').close(); return 0.5") as pool:
-        outcomes = pool.score_all([("short", COLUMNS)] * 20 + [(LONG, COLUMNS)] * 100)
+        try:
+            outcomes = pool.score_all([("short", COLUMNS)] * 20 + [(LONG, COLUMNS)] * 100)
+        except TooManyFailures as ended:
+            pytest.fail(f"answers that fail end the run: {ended}")
     assert len(outcomes) == 120 and all(isinstance(one, Score) for one in outcomes)
 
 

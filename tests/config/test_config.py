@@ -70,6 +70,13 @@ def test_truncated_sampling_is_refused_if_the_objective_needs_the_whole_distribu
     parse({"objective": {"preset": "red-weight"}, "sampling": {"top_p": 0.9}})
 
 
+def test_a_temperature_that_leaves_no_log_probs_is_refused() -> None:
+    (problem,) = problems({"sampling": {"temperature": 1e-6}})
+    assert "sampling.temperature = 1e-06: the log-prob of the sampled token would be 0" in problem
+    assert problem.endswith("set at least 0.01")
+    parse({"sampling": {"temperature": 0.01}})
+
+
 def test_a_minimum_length_is_refused_if_it_cannot_be_reached_or_spoils_the_log_probs() -> None:
     (problem,) = problems({"objective": {"preset": "red-weight"}, "sampling": {"min_tokens": 9, "max_tokens": 8}})
     assert "sampling.min_tokens = 9 is more than sampling.max_tokens = 8; set at most 8" in problem

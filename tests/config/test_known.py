@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -60,7 +60,9 @@ def every(v: int, **more: Any) -> dict[str, Any]:
         ({"sync": {"every": 10, "drift_budget": 0.02}}, 5e-6, SMOLLM2, Doubt.UNSHOWN),
         ({"run": {"mode": "concurrent", "max_lag": 9}}, 5e-6, SMOLLM2, Doubt.LOSES),
         ({"sync": {"offset": 9}}, 5e-6, SMOLLM2, Doubt.LOSES),
-        ({"sampler": {"mode": "replay"}}, 5e-6, SMOLLM2, Doubt.UNSHOWN),
+        ({"sampler": {"mode": "replay"}}, 5e-6, SMOLLM2, Doubt.LOSES),  # replayed groups lag further
+        ({"sampler": {"mode": "replay", "retire_age": 5}}, 5e-6, SMOLLM2, Doubt.UNSHOWN),
+        ({"sampler": {"mode": "replay", "retire_drift": 0.02}}, 5e-6, SMOLLM2, Doubt.UNSHOWN),
         ({"sampler": {"mode": "replay"}}, 5e-4, TINY, Doubt.UNSHOWN),  # nobody replayed there
         ({**OFFLINE}, 1e-6, SMOLLM2, None),
         ({**OFFLINE}, 5e-6, SMOLLM2, Doubt.UNSHOWN),
@@ -98,6 +100,24 @@ def test_a_row_that_tolerates_a_lag_ends_its_warning(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(known, "measured_lags", lambda: {"grpo-off-policy": [shown]})
     assert level(settings, 5e-6) is None
     assert level(settings, 1e-5) is Doubt.UNSHOWN
+
+
+@pytest.mark.parametrize(("verdict", "expected"), [("fails", Doubt.LOSES), ("undecided", Doubt.UNSHOWN)])
+def test_a_row_about_replay_decides_instead_of_those_about_fresh_lag(
+    verdict: Literal["fails", "undecided"], expected: Doubt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed = replace(LOST, v=1, verdict=verdict, row="replayed", replay=True)
+    monkeypatch.setattr(known, "measured_lags", lambda: {"rec-oneside-nois": [LOST, replayed]})
+    assert level({"sampler": {"mode": "replay"}}, 5e-6) is expected
+    assert level(every(1), 5e-6) is None
+
+
+def test_a_replay_that_loses_is_told_to_train_on_fresh_groups_or_to_retire_them_sooner() -> None:
+    finding = LagEvidence(
+        parse({"sampler": {"mode": "replay"}, "optimizer": {"learning_rate": 5e-6}}), SMOLLM2
+    ).finding()
+    assert finding is not None and "set sampler.mode = 'fresh', or " in finding.text
+    assert finding.text.startswith("sampler.retire_age = 200 gives lag up to 200, which is known to lose")
 
 
 def test_groups_without_a_version_may_have_any_age() -> None:

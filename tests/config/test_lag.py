@@ -29,6 +29,12 @@ def test_max_lag_bounds_fresh_groups_and_retire_age_bounds_replayed_ones() -> No
     assert parse({**replay(), "sync": {"every": 4}, "run": {"max_lag": 6}}).fresh_lag == 6
 
 
+def test_open_versions_are_those_that_a_waiting_group_may_have() -> None:
+    assert parse({"sync": {"every": 10}}).open_versions == 1
+    assert parse({"sync": {"every": 1, "offset": 24}}).open_versions == 25
+    assert parse({"sync": {"every": 2}, "run": {"mode": "concurrent", "max_lag": 6}}).open_versions == 4
+
+
 @pytest.mark.parametrize(("preset", "age"), [("rec-oneside-nois", 200), ("grpo", 20), ("decoupled-ppo", 8)])
 def test_a_group_retires_at_the_reported_lag_of_its_preset_and_at_most_after_200_steps(preset: str, age: int) -> None:
     assert parse({**replay(), "objective": {"preset": preset}}).retire_age == age

@@ -7,6 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM
 
+from lab.parity.served import STARTS, first_masters
 from offbeat.config import parse
 from offbeat.placement import hardware
 from offbeat.run.learner import make_trainer
@@ -58,6 +59,16 @@ def test_masters_are_dithered_if_trainer_and_engines_both_round_to_bfloat16(
     assert all(torch.equal(masters[name].bfloat16(), one.bfloat16()) for name, one in parameters.items())
 
 
+@pytest.mark.parametrize("dither", [True, False])
+def test_masters_start_on_the_grid_of_bfloat16_if_dither_is_off(dither: bool, tmp_path: Path) -> None:
+    save_llama(tmp_path, tied=True)
+    settings = {"model": {"path": str(tmp_path)}, "engine": {"kind": "hf"}, "optimizer": {"dither": dither}}
+    trainer = make_trainer(parse(settings), Ranks())
+    masters = [value for name, value in trainer.optimizer.tensors().items() if name.startswith("master/")]
+    on_grid = [bool((one == one.bfloat16().float()).all()) for one in masters]
+    assert set(on_grid) == {not dither}
+
+
 def masters_and_weights(ranks: Ranks, directory: str) -> Json:
     """Build the trainer of a run; return all masters, and the weights of version 0 on the first rank."""
     trainer = make_trainer(parse({"model": {"path": directory}, "engine": {"kind": "hf"}}), ranks)
@@ -84,3 +95,16 @@ def test_any_number_of_ranks_dithers_the_same_masters_and_serves_the_weights_of_
     assert isinstance(masters, dict) and isinstance(served, dict)
     assert served == {name: one.tolist() for name, one in model.named_parameters()}
     assert len(masters) == len(served) and all(masters[f"master/model.{name}"] != one for name, one in served.items())
+
+
+@pytest.mark.engine
+def test_one_two_and_three_ranks_start_from_the_same_masters_if_the_files_are_in_float32(tmp_path: Path) -> None:
+    """Dithered or not, all weights or an adapter."""
+    model = save_llama(tmp_path, tied=True)
+    assert any(not torch.equal(one, one.bfloat16().float()) for one in model.parameters())
+    found = [rank for size in (1, 2, 3) for rank in run_ranks(first_masters, size, (str(tmp_path), STARTS))]
+    assert len(found) == 6 and all(rank == found[0] for rank in found)
+    assert isinstance(found[0], list)
+    dithered, _, plain, _ = found[0]
+    assert isinstance(dithered, dict) and isinstance(plain, dict)
+    assert dithered.keys() == plain.keys() and all(dithered[name] != plain[name] for name in plain)

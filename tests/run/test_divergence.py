@@ -165,6 +165,8 @@ def test_a_run_goes_back_to_a_step_and_removes_later_checkpoints_only_once_it_ha
     assert missing.exit_code == 2 and "there is no checkpoint of step 1; give one of [0, 3, 4]" in missing.output
     other = run(app, ["resume", str(directory.path), "--set", "sync.every=2"])
     assert other.exit_code == 2 and "may change settings of [optimizer] only, not sync.every=2" in other.output
+    started = run(app, ["resume", str(directory.path), "--set", "optimizer.dither=false"])
+    assert started.exit_code == 2 and "decides where masters start, and this run has begun" in started.output
     assert saved(directory) == [3, 4]
     lower = ["--from-step", "3", "--set", "optimizer.learning_rate=1e-5"]
     again = run(app, ["resume", str(directory.path), *lower])

@@ -76,6 +76,58 @@ def test_a_script_gets_no_memory_from_its_standard_input(sandbox: Sandbox) -> No
     assert outcome.stdout.split() == [str(QUICK.memory_mb << 20).encode()] + [b"refused"] * 4, outcome
 
 
+@pytest.mark.parametrize("backend", ["bubblewrap", "bubblewrap-without-cgroups"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "with multiprocessing.Pool(2) as pool: return sum(pool.map(square, range(n)))",
+        "with concurrent.futures.ProcessPoolExecutor(2) as pool: return sum(pool.map(square, range(n)))",
+        "queue = multiprocessing.Queue()\n"
+        "    workers = [multiprocessing.Process(target=put, args=(queue, i)) for i in range(n)]\n"
+        "    for one in workers: one.start()\n"
+        "    total = sum(queue.get() for _ in workers)\n"
+        "    for one in workers: one.join()\n"
+        "    return total",
+    ],
+    ids=["Pool", "ProcessPoolExecutor", "Process and Queue"],
+)
+def test_a_program_may_compute_in_several_processes(backend: str, body: str) -> None:
+    program = f"{_SEVERAL}def f(n):\n    {body}\n"
+    try:
+        several = open_sandbox(backend)
+    except SandboxMissing as missing:
+        pytest.skip(f"no sandbox: {missing}")
+    called = several.call(program, "f", [((4,), {}), ((3,), {})], PATIENT)
+    assert called.answers == (14, 5), called
+    script = several.run(f"{program}if __name__ == '__main__':\n    print(f(int(input())))", b"4\n", PATIENT)
+    assert script.stdout == b"14\n", script
+
+
+def test_shared_memory_counts_as_files(sandbox: Sandbox) -> None:
+    """Otherwise a program without control groups would have two places to fill."""
+    outcome = run(sandbox, _FILL, limits=replace(PATIENT, files_mb=2))
+    assert outcome.stdout == b"4 full\n", outcome
+
+
+_SEVERAL = """
+import concurrent.futures, multiprocessing
+def square(x): return x * x
+def put(queue, x): queue.put(square(x))
+"""
+
+
+_FILL = """
+written = 0
+try:
+    for place in ("/dev/shm", "/tmp"):
+        for i in range(3):
+            with open(f"{place}/{place[1:4]}{i}", "wb") as file: file.write(bytes(1 << 19))
+            written += 1
+except OSError as error:
+    print(written, "full" if error.errno == 28 else error)
+"""
+
+
 def test_a_function_gets_no_descriptors_but_those_of_the_driver(sandbox: Sandbox) -> None:
     outcome = sandbox.call(_DESCRIPTORS, "find", [((), {})], PATIENT)
     assert outcome.answers == ([0, 1, 2, 3, 4, 5],), outcome

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.errors import DataError
-from offbeat.tasks.data import ColumnMap, Example, load, tokens, with_prompt
+from offbeat.tasks.data import ColumnMap, Example, evaluation_rows, load, tokens, with_prompt
 from tests.fixtures.tiny_model import save_tokenizer
 
 ROWS = [{"question": f"{n}+{n}=", "answer": str(2 * n), "level": n % 2} for n in range(20)]
@@ -39,6 +39,15 @@ def test_every_format_gives_the_same_examples(form: object, tmp_path: Path) -> N
     loaded = load(form(tmp_path), COLUMNS)  # type: ignore[operator]
     assert len(loaded.examples) == 20
     assert loaded.examples[7] == Example("sums-7", "7+7=", {"solution": "14", "difficulty": 1})
+
+
+def test_a_directory_may_hold_a_file_for_each_split(tmp_path: Path) -> None:
+    as_jsonl(tmp_path).rename(tmp_path / "train.jsonl")
+    assert len(load(tmp_path, COLUMNS).examples) == 20 and list(evaluation_rows(tmp_path)) == []
+    (tmp_path / "test.jsonl").write_text(json.dumps(ROWS[3]))
+    assert list(evaluation_rows(tmp_path)) == [ROWS[3]]
+    with pytest.raises(DataError, match="datasets cannot load"):
+        load(tmp_path, COLUMNS, split="trian")
 
 
 def test_a_missing_split_is_answered_with_the_nearest(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from offbeat.tasks.split import (
     for_evaluation,
     hold_out,
     prompt_hash,
-    shared_prompts,
 )
 from offbeat.tasks.task import Task, custom
 from tests.fixtures.repository_tasks import tasks_of_the_repository
@@ -39,6 +38,12 @@ def prompts_of(task: Task) -> list[str]:
 def asked_of(task: Task) -> list[str]:
     assert task.evaluation is not None
     return prompts_of(task.evaluation)
+
+
+def shared_prompts(task: Task) -> int:
+    """Return how many training examples have a prompt that evaluation asks: 0 after `hold_out`."""
+    asked = {prompt_hash(example) for example in task.evaluation.examples} if task.evaluation is not None else set()
+    return sum(prompt_hash(example) in asked for example in task.examples)
 
 
 def test_no_task_of_the_repository_shares_a_prompt_between_training_and_evaluation(tmp_path: Path) -> None:

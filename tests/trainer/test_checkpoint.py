@@ -33,8 +33,8 @@ from offbeat.trainer.checkpoint_files import (
     trainer_tensors,
     write_part,
 )
-from offbeat.trainer.export import export
-from offbeat.trainer.fsdp import Ranks
+from offbeat.trainer.export import export, load_policy
+from offbeat.trainer.fsdp import Ranks, serving_state
 from offbeat.trainer.trainer import Trainer
 from offbeat.types import Json
 from tests.fixtures import tiny_model
@@ -178,7 +178,8 @@ def test_if_all_checkpoints_are_damaged_the_error_lists_each_problem(folder: Pat
 
 def test_an_unfinished_checkpoint_is_set_aside_and_goes_behind_the_next_one(folder: Path) -> None:
     (folder / "step-0000000002" / MANIFEST).unlink()
-    with Checkpoints(folder, config=CONFIG, record=folder.parent / "saved.json") as checkpoints:
+    saved: list[int] = []
+    with Checkpoints(folder, config=CONFIG, record=saved.append) as checkpoints:
         [aside] = folder.glob("unfinished-*-step-0000000002")
         assert (aside / "rank-0000.safetensors").exists() and checkpoints.on_disk is None
         newest = checkpoints.newest()
@@ -189,7 +190,7 @@ def test_an_unfinished_checkpoint_is_set_aside_and_goes_behind_the_next_one(fold
         checkpoints.save(trainer, {})
         checkpoints.wait()
         assert not aside.exists() and checkpoints.on_disk == 2
-    assert json.loads((folder.parent / "saved.json").read_text()) == {"step": 2}
+    assert saved == [2]
 
 
 def test_another_configuration_is_refused_with_the_settings_that_differ(folder: Path) -> None:
@@ -334,6 +335,23 @@ def test_transformers_loads_an_export(tmp_path: Path, tied: bool) -> None:
     ids = torch.arange(3, 9)[None]
     assert torch.equal(loaded(ids).logits, trainer.policy_model.model(ids).logits)
     assert AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)("1+1")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("compute", "serve"),
+    [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32")],
+)
+def test_an_export_in_float32_has_the_values_that_were_served(compute: str, serve: str, tmp_path: Path) -> None:
+    trainer = trained(1, dtype=getattr(torch, compute))
+    config: Json = {"model": {"compute": compute, "serve": serve}}
+    with Checkpoints(tmp_path / "checkpoints", config=config) as checkpoints:
+        checkpoints.save(trainer, {})
+    export(tmp_path, tmp_path / "out", dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True, dtype="auto")
+    found, served = dict(loaded.named_parameters()), dict(serving_state(trainer.policy_model, getattr(torch, serve)))
+    assert found.keys() == served.keys() and all(torch.equal(found[name], one.float()) for name, one in served.items())
+    policy = load_policy(tmp_path, dtype=torch.float32)
+    assert all(torch.equal(found[name], one) for name, one in policy.named_parameters())
 
 
 def test_the_command_exports_rounds_and_explains(tmp_path: Path, folder: Path) -> None:

@@ -142,6 +142,14 @@ def test_several_parts_make_no_parameter_outside_the_meta_device(untied: Path) -
     assert all(not parameter.is_meta for parameter in LlamaForCausalLM(LlamaConfig(**TINY)).parameters())
 
 
+def test_rotary_frequencies_stay_in_float32_as_on_several_ranks_and_in_engines(tied: Path) -> None:
+    loaded = load_policy_model(tied, Ranks(), compute=torch.bfloat16).model
+    assert all(parameter.dtype == torch.bfloat16 for parameter in loaded.parameters())
+    expected, found = dict(empty_model(tied).named_buffers()), dict(loaded.named_buffers())
+    assert found and all(torch.equal(found[name], buffer) for name, buffer in expected.items())
+    assert all(buffer.dtype == torch.float32 for buffer in found.values())
+
+
 def sharded_start(ranks: Ranks, directories: list[str]) -> Json:
     """Compare every slice with the rows of a dense load; return how many are equal, and how many there are."""
     torch.set_num_threads(1)

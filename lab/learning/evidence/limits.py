@@ -90,7 +90,7 @@ def _measured(
     word: Literal["tolerates", "fails", "undecided"] = (
         "undecided" if verdict.word == UNDECIDED else "tolerates" if verdict.holds else "fails"
     )
-    mean, low, high = (round(getattr(verdict.interval, part), 4) for part in ("mean", "low", "high"))
+    mean, low, high = (round(getattr(verdict.interval, part), 6) for part in ("mean", "low", "high"))
     kept = None if drift is None else round(drift, 4)
     n = len(verdict.claim.values)
     return MeasuredLag(

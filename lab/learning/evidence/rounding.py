@@ -1,56 +1,54 @@
-"""Train SmolLM2-135M at v = 1 without dithered masters, beside the runs that have them: what does rounding cost?
+"""Train SmolLM2-135M without dithered masters, beside the runs that have them: what does rounding cost?
 
     python -m lab.learning.evidence.rounding --minutes 60    train missing runs, some minutes each; the same command
-                                                             continues; row evidence.smollm2.dither at the end
+                                                             continues; rows transfer.2.dither-v1, transfer.2.dither-v10
+                                                             and evidence.smollm2.dither when all are there
     python -m lab.learning.evidence.rounding --short         one run of two steps, nothing kept
 
-The runs with dithered masters are those of `python -m lab.learning.evidence.smollm2` at v = 1, with the same seeds.
+The runs with dithered masters are those of `python -m lab.learning.evidence.smollm2`, with the same seeds.
 """
 
-import sys
 from functools import partial
 from typing import Final
 
 from lab.figures import Figure
 from lab.learning.evidence.rows import KEPT
-from lab.learning.evidence.smollm2 import ARMS as SETTINGS
+from lab.learning.evidence.smollm2 import ARMS as DITHERED
 from lab.learning.evidence.smollm2 import EVERY, SEEDS, Runs, command, rows, run, sweep_parser
 from lab.learning.statistics import Interval, difference
 
 STEPS: Final = 20
-ARMS: Final = {"plain": SETTINGS["v1"]}
+PLAIN: Final = {"v1": "plain", "v10": "plain-v10"}
+"""The arm without dithered masters beside each arm that has them."""
+ARMS: Final = {plain: (*DITHERED[arm], "optimizer.dither=false") for arm, plain in PLAIN.items()}
 FILE: Final = KEPT / "smollm2-plain.jsonl"
-PLAIN: Final = (
-    sys.executable,
-    "-c",
-    "from offbeat.run import learner; learner.dither = lambda optimizer, seed: None; "
-    "from offbeat.cli.main import main; main()",
-)
-"""`offbeat`, with masters that start where the weights of the file are."""
 
 
 def figures(done: Runs) -> list[Figure]:
     """Return what dithered masters gain within `STEPS`."""
-    dithered, last = rows(), STEPS // EVERY
-    if missing := [seed for seed in SEEDS if ("v1", seed) not in dithered]:
-        raise SystemExit(f"the runs at v = 1 lack the seeds {missing}: run python -m lab.learning.evidence.smollm2")
-    with_dither = [dithered["v1", seed]["curve"][last] for seed in SEEDS]
-    without = [done["plain", seed]["curve"][last] for seed in SEEDS]
-    gain = difference(with_dither, without)
-    note = f"{Interval.of(with_dither)} with dithered masters, {Interval.of(without)} without; paired by seed"
-    return [
-        Figure(
-            "evidence.smollm2.dither",
-            f"SmolLM2-135M on vLLM, v = 1: pass@1 after {STEPS} steps with dithered masters minus that without",
-            "interval above 0",
-            f"{gain.mean:.3f} [{gain.low:.3f}, {gain.high:.3f}]",
-            "",
-            gain.low > 0,
-            len(SEEDS),
-            note,
-        )
-    ]
+    dithered = rows()
+    if missing := [one for arm in PLAIN for seed in SEEDS if (one := (arm, seed)) not in dithered]:
+        raise SystemExit(f"runs with dithered masters are missing, {missing}: python -m lab.learning.evidence.smollm2")
+    ids = {"evidence.smollm2.dither": "v1"} | {f"transfer.2.dither-{arm}": arm for arm in PLAIN}
+    return [_gain(row, arm, dithered, done) for row, arm in ids.items()]
+
+
+def _gain(row: str, arm: str, dithered: Runs, plain: Runs) -> Figure:
+    last = STEPS // EVERY
+    having = [dithered[arm, seed]["curve"][last] for seed in SEEDS]
+    lacking = [plain[PLAIN[arm], seed]["curve"][last] for seed in SEEDS]
+    gain = difference(having, lacking)
+    return Figure(
+        row,
+        f"SmolLM2-135M on vLLM, v = {arm[1:]}: pass@1 after {STEPS} steps with dithered masters minus that without",
+        "interval above 0",
+        f"{gain.mean:.3f} [{gain.low:.3f}, {gain.high:.3f}]",
+        "",
+        gain.low > 0,
+        len(SEEDS),
+        f"{Interval.of(having)} with dithered masters, {Interval.of(lacking)} without; paired by seed",
+    )
 
 
 if __name__ == "__main__":
-    command(sweep_parser(__doc__).parse_args(), ARMS, FILE, figures, partial(run, steps=STEPS, program=PLAIN))
+    command(sweep_parser(__doc__).parse_args(), ARMS, FILE, figures, partial(run, steps=STEPS))

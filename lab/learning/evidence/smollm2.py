@@ -120,12 +120,12 @@ def train_missing(arms: Mapping[str, Settings], file: Path, minutes: float, trai
     return done
 
 
-def run(arm: str, settings: Settings, seed: int, steps: int = STEPS, program: Sequence[str] = (OFFBEAT,)) -> SmolRow:
+def run(arm: str, settings: Settings, seed: int, steps: int = STEPS) -> SmolRow:
     """Run `offbeat train` and read its journal."""
     with scratch() as place:
         text = CONFIG.format(seed=seed, steps=steps, model=smollm2.directory())
         (place / "run.toml").write_text(text, encoding="utf-8")
-        words = [*program, "train", str(place / "run.toml"), "--out", str(place / "run")]
+        words = [OFFBEAT, "train", str(place / "run.toml"), "--out", str(place / "run")]
         words += [word for setting in settings for word in ("--set", setting)]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:

@@ -147,13 +147,14 @@ def _model(config: "Config") -> list[str]:
 
 
 def _rounding(config: "Config") -> list[str]:
-    """Say that engines would not sample from the policy that is trained."""
+    """Say that the policy that is used is not the one that is trained."""
     model = config.model
-    if config.run.mode == "offline" or model.compute != "float32" or model.serve == "float32":
+    if model.compute != "float32" or model.serve == "float32":
         return []
     return [
-        f"model.compute = 'float32', but engines serve {model.serve}: they sample from a rounded policy, and most of a "
-        "small update is lost until it has grown; set model.serve = 'float32', or leave both at 'bfloat16'"
+        f"model.compute = 'float32', but model.serve = {model.serve!r}: engines, evaluations and exports have a "
+        "rounded policy, and most of a small update is lost until it has grown; set model.serve = 'float32', or leave "
+        "both at 'bfloat16'"
     ]
 
 

@@ -11,9 +11,11 @@ from offbeat import __version__
 from offbeat.cli.check import check, explain, objectives
 from offbeat.cli.doctor import doctor, fsck
 from offbeat.cli.eval_ import eval_, score
+from offbeat.cli.gap import gap
 from offbeat.cli.init import init, quickstart
 from offbeat.cli.log import feedback, import_, log
 from offbeat.cli.report import export, report, view
+from offbeat.cli.reproduce import reproduce
 from offbeat.cli.terminal import interruptible, working_until_output
 from offbeat.cli.train import resume, train, worker
 from offbeat.imports import EXTRAS, install_command
@@ -25,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _START = (quickstart, init, check, doctor, objectives, explain)
-_WORK = (import_, feedback, eval_, score, train, resume, export, report, view, fsck, worker)
+_WORK = (import_, feedback, eval_, score, train, resume, reproduce, export, report, view, gap, fsck, worker)
 for command in _START + _WORK:  # in the order of `offbeat --help`
     app.command(command.__name__.rstrip("_"))(interruptible(command))
 app.add_typer(log, name="log")

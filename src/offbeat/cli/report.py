@@ -207,7 +207,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="The directory to write; must be new or empty")],
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"] | None,
-        typer.Option(help="The type the weights are rounded to; default: bfloat16"),
+        typer.Option(help="The type to write; default: bfloat16. float32 holds the values that were served"),
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Directory of the tokenizer; default: `tokenizer` in the run directory")

@@ -103,13 +103,18 @@ class Config(Section):
         return self.longest - 1 + self.sync.offset
 
     @property
+    def open_versions(self) -> int:
+        """How many versions the groups that wait to be trained may be of: always the newest ones."""
+        between = self.sync.at_least if self.sync.adaptive else self.longest
+        return self.fresh_lag // between + 1
+
+    @property
     def adapter_slots(self) -> int:
         """How many adapters an engine holds: those that fresh groups may be generated with, and one to be checked.
 
         At most 8: with more versions in use, a load waits until the oldest completions end.
         """
-        between = self.sync.at_least if self.sync.adaptive else self.longest
-        return min(8, self.fresh_lag // between + 2)
+        return min(8, self.open_versions + 1)
 
     @property
     def retire_drift(self) -> float | None:

@@ -85,9 +85,9 @@ class LagEvidence:
 
     def losing_row(self) -> MeasuredLag | None:
         """Return the row by which the run is known to lose: of the most similar model, and there of the nearest lag."""
-        rows = [row for row in _rows(self.config) if row.verdict == "fails" and not row.replay]
+        rows = [row for row in _rows(self.config) if row.verdict == "fails"]
         if self._preset is not None and self._preset.collapses and self._largest_lag > 0:
-            return self._first_of(rows)
+            return self._first_of([row for row in rows if not row.replay])
         return self._first_of([row for row in rows if self._speaks(row)])
 
     def is_shown(self) -> bool:
@@ -101,7 +101,7 @@ class LagEvidence:
             return False
         alike = [row for row in _rows(self.config) if self._size_apart(row) <= log(SIMILAR) and row.rate >= self._rate]
         tolerated = {row.v if not row.replay else 0 for row in alike if row.verdict == "tolerates"}
-        if self.config.sampler.mode == "replay" and 0 not in tolerated:
+        if self._replays and 0 not in tolerated:
             return False
         shortest_failed = min((row.v for row in alike if row.verdict != "tolerates" and not row.replay), default=inf)
         return self._fresh_lag < min(max(tolerated | {1}), shortest_failed)
@@ -131,12 +131,23 @@ class LagEvidence:
 
         Data of other policies has no lag in steps, and a rule by cost publishes before its gate stops too much.
         """
-        sync = self.config.sync
-        if self.config.run.mode == "offline" or sync.by_cost or self._fresh_lag < row.v - 1 or self._rate < row.rate:
+        config = self.config
+        if config.run.mode == "offline" or self._rate < row.rate or self.parameters < row.parameters / SIMILAR:
             return False
-        if sync.drift_budget is not None and (row.drift is None or sync.drift_budget < row.drift):
-            return False
-        return self.parameters >= row.parameters / SIMILAR
+        if row.replay:
+            return self._replays
+        if self._fresh_lag >= row.v - 1 and not config.sync.by_cost:
+            return _reaches(config.sync.drift_budget, row)
+        return self._replays_like_fresh and self._largest_lag >= row.v - 1 and _reaches(config.retire_drift, row)
+
+    @property
+    def _replays(self) -> bool:
+        return self.config.sampler.mode == "replay"
+
+    @property
+    def _replays_like_fresh(self) -> bool:
+        """True if only rows about fresh groups can tell what this objective makes of replayed ones."""
+        return self._replays and not any(row.replay for row in _rows(self.config))
 
     def _size_apart(self, row: MeasuredLag) -> float:
         return abs(log(min(self.parameters, 1e12) / row.parameters))
@@ -146,9 +157,8 @@ class LagEvidence:
 
     def _nearest(self) -> MeasuredLag:
         """Return the row that comes nearest to this run, of another objective if its own was not measured."""
-        replays = self.config.sampler.mode == "replay"
         own = _rows(self.config)
-        rows = [row for row in own if row.replay == replays] or own
+        rows = [row for row in own if row.replay == self._replays] or own
         if not rows:
             asked = _under_lag(self.config.objective.resolve())
             rows = [row for row in chain(*measured_lags().values()) if row.plain]
@@ -177,7 +187,7 @@ class LagEvidence:
         if config.run.mode == "offline":
             return "run.mode = 'offline' trains on data of any age"
         updates = f" with updates_per_batch = {config.updates_per_batch}" if config.updates_per_batch > 1 else ""
-        if config.sampler.mode == "replay" and config.retire_age > config.fresh_lag:
+        if self._replays and config.retire_age > config.fresh_lag:
             setting = f"sampler.retire_age = {config.retire_age}"
         elif config.run.max_lag is not None:
             setting = f"run.max_lag = {config.run.max_lag}"
@@ -192,8 +202,14 @@ class LagEvidence:
             first_fix(config, "run", "max_lag", CANDIDATES, self._is_quiet, below=config.run.max_lag or 0),
             first_fix(config, "sync", "offset", CANDIDATES, self._is_quiet, below=config.sync.offset),
             first_fix(config, "sync", "every", CANDIDATES[:-1], self._is_quiet, below=config.longest),
+            first_fix(
+                config, "sampler", "retire_age", CANDIDATES, self._is_quiet, below=self._replays * config.retire_age
+            ),
             first_fix(config, "optimizer", "learning_rate", [rate], self._is_quiet),
         ]
+        sampler = config.sampler.model_copy(update={"mode": "fresh"})
+        if self._replays and self._is_quiet(config.model_copy(update={"sampler": sampler})):
+            ways.append("set sampler.mode = 'fresh'")
         presets = [
             name
             for name, one in PRESETS.items()
@@ -204,6 +220,11 @@ class LagEvidence:
     def _is_quiet(self, config: Config) -> bool:
         changed = replace(self, config=config)
         return changed.losing_row() is None and changed.is_shown() and not conflicts(config)
+
+
+def _reaches(limit: float | None, row: MeasuredLag) -> bool:
+    """True if data may drift as far as in the runs of a row."""
+    return limit is None or (row.drift is not None and limit >= row.drift)
 
 
 def with_preset(config: Config, name: str) -> Config:

@@ -57,6 +57,9 @@ ARGUMENT_SETTINGS: Final = {
 }
 """Engine arguments of vLLM that have a setting of their own."""
 
+LOWEST_TEMPERATURE: Final = 0.01
+"""Of the distributions that are trained on. vLLM silently raises lower ones, and treats 0 as greedy."""
+
 
 class Section(BaseModel):
     """A table of the TOML file. Frozen, without unknown keys, and strict: true is not 1, and "8" is not 8."""
@@ -70,7 +73,7 @@ class SamplingConfig(Section):
     """[sampling]: how completions are sampled. A model's own generation defaults are never used."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Raise it to explore more. Behavior log-probs are those of the distribution after temperature."""
+    """At least 0.01. Raise it to explore more. Behavior log-probs are those of the distribution after temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """1 samples from the whole distribution. Less than 1 works only with objectives without behavior log-probs."""
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -91,6 +94,12 @@ class SamplingConfig(Section):
 
     def problems(self) -> list[str]:
         """Return the conflicts between settings of this section."""
+        if self.temperature < LOWEST_TEMPERATURE:
+            return [
+                f"sampling.temperature = {self.temperature:g}: the log-prob of the sampled token would be 0, and that "
+                "of every other token so low that ratios and the engine gap mean nothing; set at least "
+                f"{LOWEST_TEMPERATURE}"
+            ]
         if self.min_tokens > self.max_tokens:
             return [
                 f"sampling.min_tokens = {self.min_tokens} is more than sampling.max_tokens = {self.max_tokens}; set at "
@@ -343,6 +352,10 @@ class OptimizerConfig(Section):
     """AdamW's weight decay. Applies to matrices only."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Limit of the norm over all gradients; larger gradients are scaled down. Lower it if grad_norm jumps."""
+    dither: bool = True
+    """Start each float32 master at a random place of the interval that rounds to its bfloat16 weight, so that updates
+    smaller than the rounding have their effect on average. `false` starts masters at the weights, as usual trainers
+    do."""
     max_step_drift: Annotated[float, Field(gt=0, le=1)] = 0.5
     """A step that moves the policy further ends the run before it is published or saved. 1 allows every step."""
 

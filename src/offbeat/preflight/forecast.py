@@ -182,6 +182,10 @@ class Speed:
     """Share of the processor that this process gets now."""
 
 
+ASSUMED_GPU: Final = Speed(100e12)
+"""What estimates of hours assume of one GPU."""
+
+
 def speed_now(seconds: float = SECONDS) -> Speed:
     """Return the machine's speed, and how much of it is free in the next seconds."""
     tiny, fastest, calls = np.ones(8, np.float32), float("inf"), 0

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from offbeat.reports.gap import GapReport
     from offbeat.types import Group
 
 
@@ -98,7 +99,10 @@ class Run:
         yield from map(partial(in_words, tokenizer=self.tokenizer()), log.groups())
 
     def policy(self, dtype: str = "float32") -> "PreTrainedModel":
-        """Load the policy of the newest checkpoint as a transformers model; every byte is verified first."""
+        """Load the policy of the newest checkpoint as a transformers model; every byte is verified first.
+
+        Its weights have the values that engines compute with, `model.serve`, in any `dtype`.
+        """
         with Working("loading the policy", after=TICK):
             import torch
 
@@ -164,6 +168,16 @@ class Run:
 
             write_report([self.path], path)
         return path
+
+    def gap(self, groups: int = 64) -> "GapReport":
+        """Compute logged tokens again: which part of what the objective saw is engine mismatch, and which is lag?
+
+        `groups` of the groups that the run trained on are computed, spread evenly. Print the result: it is a table.
+        """
+        with Working("computing log-probs again", after=TICK):
+            from offbeat.reports.gap import measure_gap
+
+            return measure_gap(self.directory, groups)
 
     def export(self, to: str | os.PathLike[str], dtype: str = "bfloat16") -> Path:
         """Write the policy of the newest checkpoint as a Hugging Face model directory, and return its path."""

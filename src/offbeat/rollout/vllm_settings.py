@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from offbeat.config.sections import LOWEST_TEMPERATURE
 from offbeat.errors import ConfigError, ModelUnreadable, suggest_nearest
 from offbeat.imports import install_command, temporary_environment
 from offbeat.placement.hardware import cpu_products
@@ -34,8 +35,6 @@ PROBE_ROOM: Final = 8
 """Sequences of a run's probe. An engine with adapters can compute them although it generates as much as it may."""
 _RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for. A smaller adapter leaves a part of it zero."""
-_GREEDY_BELOW: Final = 0.01
-"""vLLM silently raises temperatures below this, and treats 0 as greedy."""
 
 
 def sampling_params(sampling: Sampling, seed: int) -> "SamplingParams":
@@ -43,9 +42,9 @@ def sampling_params(sampling: Sampling, seed: int) -> "SamplingParams":
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    if not sampling.temperature >= _GREEDY_BELOW:
+    if not sampling.temperature >= LOWEST_TEMPERATURE:
         raise ValueError(
-            f"temperature {sampling.temperature}: vLLM would sample with another one; use {_GREEDY_BELOW} or more"
+            f"temperature {sampling.temperature}: vLLM would sample with another one; use {LOWEST_TEMPERATURE} or more"
         )
     return SamplingParams(
         n=1,

@@ -6,7 +6,7 @@ events.jsonl       every metric and event, the record of the run
 experience/        the experience log
 weights/           the weight log
 checkpoints/       what `offbeat resume` continues from
-saved.json         the step saved last, so that lost checkpoints are noticed
+saved.json         the step saved last, and how long events.jsonl was then, so that what is lost is noticed
 parts/             parts of your own, such as a gate: what was written for Python objects, and the sources of all
 index/             what a resume would otherwise read from a long experience log
 tokenizer/         the tokenizer, for `eval`, `score` and `view`
@@ -253,6 +253,16 @@ class RunDirectory:
         """False if `environment.json` is lost or damaged."""
         return bool(self.environment.get("run"))
 
+    def record_saved(self, step: int) -> None:
+        """Write which step was saved last, and where the last line of the record ends."""
+        end = self.events.read_bytes().rfind(b"\n") + 1 if self.events.exists() else 0  # a line may be half written
+        write_atomically(self.saved, json.dumps({"step": step, "events": end}).encode(), durable=True)
+
+    def record_end(self) -> None:
+        """Write where the record ends, if something was saved: that a run ends is written after its last save."""
+        with suppress(RunError, KeyError, OSError):  # not readable, or the disk is full: `fsck` knows less
+            self.record_saved(self._read("saved.json")["step"])
+
     def own_run(self, config: Config) -> OwnRun:
         """Return whose versions count in the run's experience log."""
         return OwnRun(self.name, shared=bool(config.run.experience), past=self.past)
@@ -341,6 +351,7 @@ class RunLock(AbstractContextManager["RunLock"]):
                 )
             raise RunError(f"{directory.path} is in use by {held.owner}; {advice}") from None
         directory.name_if_copied()
+        self._directory = directory
         ended = threading.Event()
         self._end = weakref.finalize(self, ended.set)  # the thread does not keep an unused lock alive
         threading.Thread(target=_heartbeat, args=(path, ended), daemon=True, name="driver heartbeat").start()
@@ -350,6 +361,7 @@ class RunLock(AbstractContextManager["RunLock"]):
         self._lock.release()
 
     def __exit__(self, *_: object) -> None:
+        self._directory.record_end()
         self.release()
 
 
@@ -454,12 +466,16 @@ def prepare_resume(
     """
     if other := [one for one in settings if not one.startswith("optimizer.")]:
         raise RunError(f"a resume may change settings of [optimizer] only, not {other[0]}; start a new run for it")
+    if any(one.startswith("optimizer.dither") for one in settings):
+        raise RunError("optimizer.dither decides where masters start, and this run has begun; start a new run for it")
     config, newest = directory.config(settings), 0
     if held_by(directory.lock) is None:  # else the lock says who uses the run
-        from offbeat.run.fsck import require_checkpoint  # torch
+        from offbeat.run.fsck import require_checkpoint, require_settings  # torch
 
-        newest = require_checkpoint(directory)
+        checkpoint = require_checkpoint(directory)
+        newest = checkpoint.step if checkpoint else 0
         if not accept_changes:
+            require_settings(directory, checkpoint)
             require_same_inputs(directory, config)
     lock = RunLock(directory)
     try:

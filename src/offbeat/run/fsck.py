@@ -97,19 +97,19 @@ def check_run(directory: RunDirectory) -> Iterator[PartFinding]:
     yield from _check_leftovers(directory)
 
 
-def require_checkpoint(directory: RunDirectory, *, verify: bool = True) -> int:
-    """Return the step of the newest whole checkpoint; with `verify`, every byte is read. 0 if none was saved yet.
+def require_checkpoint(directory: RunDirectory, *, verify: bool = True) -> Checkpoint | None:
+    """Return the newest whole checkpoint; with `verify`, every byte is read. None if none was saved yet.
 
     Raises `CheckpointDamaged` if checkpoints were saved and none can be read.
     """
     problems = []
     for folder in reversed(saved_folders(directory.checkpoints)):
         try:
-            return Checkpoint.open(folder, verify=verify).step
+            return Checkpoint.open(folder, verify=verify)
         except CheckpointDamaged as error:
             problems.append(str(error))
     if not problems and not _has_saved(directory):
-        return 0
+        return None
     files = ("config.json", "environment.json", "events.jsonl")
     found = takewhile(lambda one: one.part in files or one.part.startswith("checkpoints"), check_run(directory))
     says = "".join(f"\n  {one}" for one in found if one.remedy is not None) or " nothing of it"
@@ -119,6 +119,15 @@ def require_checkpoint(directory: RunDirectory, *, verify: bool = True) -> int:
         f"replace what is left. `offbeat fsck` says:{says}\nRestore {directory.checkpoints} from a copy, then "
         f"`offbeat resume {directory.path}`; or train a new run in another directory"
     )
+
+
+def require_settings(directory: RunDirectory, newest: Checkpoint | None) -> None:
+    """Raise `RunError` if `config.json` differs from the checkpoint, or from what `environment.json` says of it."""
+    if (found := _check_config(directory, newest)).remedy is not None:
+        raise RunError(
+            f"{directory.path / found.part}: {found.says}; or continue with `--accept-changes` (in Python: "
+            "accept_changes=True)"
+        )
 
 
 def _has_saved(directory: RunDirectory) -> bool:
@@ -154,12 +163,17 @@ def _has_saved(directory: RunDirectory) -> bool:
 
 def _lost_newest(directory: RunDirectory, step: int) -> str:
     """Say that the checkpoint saved last is gone, if `step` is that of the newest one; a person may have moved it."""
-    try:
-        saved = int(_object(directory.saved)["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    saved = _saved(directory).get("step", 0)
     gone = saved > step and not any(directory.checkpoints.glob(f"*step-{saved:010}"))
     return f"the checkpoint of step {saved}, which was saved last, is gone" if gone else ""
+
+
+def _saved(directory: RunDirectory) -> dict[str, int]:
+    """Return what is in `saved.json`; nothing if it cannot be read."""
+    try:
+        return {name: int(number) for name, number in _object(directory.saved).items()}
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _settings(directory: RunDirectory, newest: Checkpoint | None, found: PartFinding) -> Config | None:
@@ -253,19 +267,22 @@ def _check_record(directory: RunDirectory, newest: Checkpoint | None) -> PartFin
     """Check that every line of `events.jsonl` is an event, and that every step of the checkpoint is recorded."""
     name = "events.jsonl"
     try:
-        lines = directory.events.read_bytes().splitlines()
+        content = directory.events.read_bytes()
     except OSError as error:
         if isinstance(error, FileNotFoundError) and newest is None and not _has_saved(directory):
             return PartFinding(name, "there is none yet: the run has not begun to train")
         says = f"{_reason(error)}. Restore it from a copy, or move it away: a resume begins a new record"
         return PartFinding(name, says, Remedy.PERSON)
-    events, checked = [], False
+    events, checked, lines = [], False, content.splitlines()
     for line in lines:
         checked = checked or CRC in line  # earlier versions wrote no checks
         events.append(_event(line) if CRC in line or not checked else None)
     if broken := [number for number, event in enumerate(events, 1) if event is None]:
         says = f"{len(broken)} of {len(lines)} lines are no events ({_some(broken)})"
-        return PartFinding(name, f"{says}. Delete them; readers skip what cannot be read", Remedy.PERSON)
+        return PartFinding(name, f'{says}. Delete them, and "events" in saved.json', Remedy.PERSON)
+    if (end := _saved(directory).get("events", 0)) and content[end - 1 : end] != b"\n":
+        says = f"lines are lost: none ends at byte {end}, where the last one ended at the newest save, or the run's end"
+        return PartFinding(name, f"{says}. Restore it from a copy; the run can be resumed without them", Remedy.PERSON)
     steps = {event["step"] for event in events if event and event["kind"] == EventKind.STEP}
     last = newest.step if newest else 0
     if missing := [step for step in range(1, last + 1) if step not in steps]:

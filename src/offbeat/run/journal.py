@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from offbeat.events import EventKind
+from offbeat.secrecy import hide_secrets
 from offbeat.types import Group, Json, Score
 
 CRC: Final = b', "crc": '
@@ -132,8 +133,9 @@ class FileJournal:
             self._file.write(b"\n")
 
     def write(self, kind: EventKind, step: int, **fields: Json) -> None:
-        """Append one event by one system call, so that lines never mix. NaN and infinity become null."""
-        line = {"at": self._clock(), "step": step, "kind": str(kind), **fields}
+        """Append one event by one system call, so that lines never mix. NaN and infinity become null; secrets `***`."""
+        shown = {name: hide_secrets(one) if isinstance(one, str) else one for name, one in fields.items()}
+        line = {"at": self._clock(), "step": step, "kind": str(kind), **shown}
         if self._listener is not None:
             self._listener(line)
         text = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False).encode()[:-1]

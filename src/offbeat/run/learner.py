@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -41,7 +41,7 @@ from offbeat.types import Group, Json, StepContext
 from offbeat.weights.adapter import AdapterSpec, load_base_digest
 from offbeat.weights.probe import LENGTH as PROBE_LENGTH
 from offbeat.weights.probe import Probe, Sequences, probe_sequences
-from offbeat.weights.publisher import State, WeightLog
+from offbeat.weights.publisher import KEEP, State, WeightLog
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,11 +104,14 @@ class RankLearner:
         weights = None
         if ranks.rank == 0 and config.run.mode != "offline":  # an offline run has no workers to publish for
             adapter = trainer.policy_model.adapter
-            log = WeightLog.open(directory.weights, anchor_every=config.sync.anchor_every, adapter=adapter)
+            # Beyond those of groups that wait to be trained, so that `offbeat gap` finds those of groups just trained.
+            keep = KEEP + config.open_versions - 1
+            log = WeightLog.open(directory.weights, anchor_every=config.sync.anchor_every, keep=keep, adapter=adapter)
             weights = stack.enter_context(log)
-        settings, keep = fixed_settings(config), config.trainer.keep
+        settings = fixed_settings(config)
         checkpoints = Checkpoints(
-            directory.checkpoints, config=settings, keep=keep, ranks=ranks, record=directory.saved,
+            directory.checkpoints, config=settings, keep=config.trainer.keep, ranks=ranks,
+            record=directory.record_saved,
             translate=lambda recorded: recorded_settings(recorded) | {"optimizer": settings["optimizer"]},
         )  # fmt: skip
         stack.enter_context(checkpoints)
@@ -227,14 +230,17 @@ class RankLearner:
     def _served(self) -> tuple[State, Probe]:
         """Return the weights that workers serve, and their probe. All ranks must iterate the weights."""
         serve = getattr(torch, self.config.model.serve)
-        return serving_state(self.trainer.policy_model, serve), self._probe(serve)
+        return serving_state(self.trainer.policy_model, serve), self._probe()
 
-    def _probe(self, serve: torch.dtype) -> Probe:
-        policy_model = self.trainer.policy_model
-        # A trainer that computes in 16 bits has rounded its weights already.
-        rounded = as_served(policy_model, serve) if self.config.model.compute == "float32" else nullcontext()
-        with rounded:
-            return Probe(self.sequences, sequence_logprobs(policy_model, self.sequences))
+    def _probe(self) -> Probe:
+        with self.rounded():
+            return Probe(self.sequences, sequence_logprobs(self.trainer.policy_model, self.sequences))
+
+    def rounded(self) -> AbstractContextManager[None]:
+        """Let the trainer's model compute with the weights that are served, for the length of the block."""
+        if self.config.model.compute != "float32":  # a trainer that computes in 16 bits has rounded its weights already
+            return nullcontext()
+        return as_served(self.trainer.policy_model, getattr(torch, self.config.model.serve))
 
     def save(self, state: Mapping[str, Json]) -> None:
         """Start to write a checkpoint while training continues; `train` raises if that failed."""
@@ -245,7 +251,7 @@ class RankLearner:
             self.weights.pin(published, by=f"step {step}")
             state = {**state, PUBLISHED_STATE: self.weights.state_of(published)}
         if self.trainer.policy_model.adapter is not None:  # `offbeat export` checks what it writes with it
-            state = {**state, PROBE: self._probe(getattr(torch, self.config.model.serve)).to_json()}
+            state = {**state, PROBE: self._probe().to_json()}
         self.checkpoints.save(self.trainer, {**state, "inputs": {**self.inputs}})
         self._pins[step] = published
         keep = self.config.trainer.keep + 1  # the one being written included
@@ -308,9 +314,9 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
     random.seed(config.seed)
     torch.manual_seed(derive(config.seed, "torch") % 2**63)
     objective = config.objective.resolve()
-    policy_model = _load_policy_model(config, ranks)
+    policy_model = policy_model_of(config, ranks)
     second = Need.REFERENCE in objective.needs and not config.adapter.rank  # an adapter's reference is its own base
-    reference = _load_policy_model(config, ranks).requires_grad_(False) if second else None
+    reference = policy_model_of(config, ranks).requires_grad_(False) if second else None
     optimizer = config.optimizer
     schedule = Schedule(
         optimizer.learning_rate, optimizer.warmup_steps, Decay(optimizer.decay), config.steps, optimizer.floor
@@ -326,22 +332,23 @@ def make_trainer(config: Config, ranks: Ranks) -> Trainer:
         config.reference.refresh_every,
         config.seed,
     )
-    adamw = MasterAdamW(policy_model, settings, _dtypes(config, ranks)[1])
-    if config.model.compute == config.model.serve == "bfloat16":
+    adamw = MasterAdamW(policy_model, settings, _rounds_to(config, ranks))
+    if config.optimizer.dither and config.model.compute == config.model.serve == "bfloat16":
         dither(adamw, config.seed)
     return Trainer(policy_model, adamw, step, reference, ranks=ranks)
 
 
-def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
+def policy_model_of(config: Config, ranks: Ranks) -> PolicyModel:
+    """Load the model that a run begins with, as its trainer computes with it."""
     adapter = adapter_spec(config)
     if adapter is not None:
         _require_one_base(adapter, ranks)
-    compute, rounds_to = _dtypes(config, ranks)
+    wanted: torch.dtype = getattr(torch, config.model.compute)
     return load_policy_model(
         config.model.directory(),
         ranks,
-        compute=compute,
-        rounds_to=rounds_to,
+        compute=torch.float32 if _rounds_to(config, ranks) else wanted,
+        rounds_to=wanted,
         temperature=config.sampling.temperature,
         chunk_tokens=config.trainer.chunk_tokens,
         checkpoint_activations=config.trainer.checkpoint_activations,
@@ -351,17 +358,16 @@ def _load_policy_model(config: Config, ranks: Ranks) -> PolicyModel:
     )
 
 
-def _dtypes(config: Config, ranks: Ranks) -> tuple[torch.dtype, torch.dtype | None]:
-    """Return the dtype of products, and that of the weights' values if it is narrower.
+def _rounds_to(config: Config, ranks: Ranks) -> torch.dtype | None:
+    """Return the dtype of the values that weights have, if it is narrower than that of the products.
 
     A CPU that only emulates bfloat16 computes in float32, with the weights that engines serve. One rank alone can do
     that: FSDP has one dtype for both.
     """
-    wanted: torch.dtype = getattr(torch, config.model.compute)
-    if ranks.size > 1 or torch.accelerator.is_available():
-        return wanted, None
-    products: torch.dtype = getattr(torch, cpu_products(config.model.compute))
-    return products, None if products == wanted else wanted
+    compute = config.model.compute
+    if ranks.size > 1 or torch.accelerator.is_available() or cpu_products(compute) == compute:
+        return None
+    return cast("torch.dtype", getattr(torch, compute))
 
 
 def adapter_spec(config: Config) -> AdapterSpec | None:

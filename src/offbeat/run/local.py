@@ -1,6 +1,5 @@
 """A run in one process: trainer, workers, scoring pool and loop. Breakpoints work."""
 
-import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from offbeat.run.desk import Desk
 from offbeat.run.directory import RunDirectory, RunLock
 from offbeat.run.engines import plan_here, shared_gpu, start_engine
 from offbeat.run.evaluation.rates import PolicyEvaluation
+from offbeat.run.event_loop import run_coroutine
 from offbeat.run.journal import Journal, record_failure
 from offbeat.run.learner import LocalLearner, RankLearner
 from offbeat.run.loop import Loop
@@ -56,7 +56,7 @@ def _train(config: Config, directory: RunDirectory, watching: Callable[[Mapping[
         gc.freeze()  # these objects live as long as the run: the collector need not visit them again
         try:
             with record_failure(local.journal, lambda: local.rank.trainer.step):
-                return asyncio.run(local.run(started))
+                return run_coroutine(local.run(started))
         finally:
             gc.unfreeze()
 
@@ -83,7 +83,7 @@ class LocalRun:
 
     async def run(self, started: Callable[[Loop], None] | None) -> Ledger:
         context, model = self.context, self.rank.trainer.policy_model.model
-        evaluation = PolicyEvaluation(self.config, context.task, context.tokenizer, self.pool, model)
+        evaluation = PolicyEvaluation(self.config, context.task, context.tokenizer, self.pool, model, self.rank.rounded)
         saved = self.rank.restore()
         self.gpu = shared_gpu(self.plan, self.rank.trainer, self.config.run.patience)
         learner = LocalLearner(self.rank, gpu=self.gpu)

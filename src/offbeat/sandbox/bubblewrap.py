@@ -53,11 +53,11 @@ ReadEnd = Literal["done", "closed", "timeout", "overflow"]
 class ProcessPipes:
     """Sends to a process without blocking, and reads at most `max_bytes` from each of its outputs.
 
-    >>> process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    >>> with process, ProcessPipes(process, max_bytes=100) as cat:
-    ...     cat.send(b"hello")
-    ...     cat.close_input()
-    ...     cat.read_until(lambda: False, time.monotonic() + 9), bytes(cat.received)
+    >>> pipe = subprocess.PIPE
+    >>> process = subprocess.Popen(["head", "-c5"], stdin=pipe, stdout=pipe, stderr=pipe)
+    >>> with process, ProcessPipes(process, max_bytes=100) as head:
+    ...     head.send(b"hello, you")
+    ...     head.read_until(lambda: False, time.monotonic() + 9), bytes(head.received)
     ('closed', b'hello')
     """
 
@@ -67,7 +67,6 @@ class ProcessPipes:
         self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
         self._max_bytes = max_bytes
         self._outgoing = bytearray()
-        self._closing_input = False
         self._bytes_read = {self._stdout.fileno(): 0, self._stderr.fileno(): 0}
         self.received = bytearray()
         self.errors = bytearray()
@@ -86,15 +85,8 @@ class ProcessPipes:
             pipe.close()
 
     def send(self, data: bytes) -> None:
-        if not self._stdin.closed:
-            self._outgoing += data
-            self._flush()
-
-    def close_input(self) -> None:
-        """Close its standard input after everything queued has been written."""
-        self._closing_input = True
-        if not self._stdin.closed:
-            self._flush()
+        self._outgoing += data
+        self._flush()
 
     def read_until(self, done: Callable[[], bool], until: float) -> ReadEnd:
         """Read and write until `done()`, both outputs are closed, the time is up, or an output is too long."""
@@ -123,13 +115,10 @@ class ProcessPipes:
             pass
         except BrokenPipeError:  # it reads no more, but its output still counts
             self._outgoing.clear()
-            self._closing_input = True
         if self._outgoing and not watched:
             self._selector.register(self._stdin, selectors.EVENT_WRITE)
         elif not self._outgoing and watched:
             self._selector.unregister(self._stdin)
-        if self._closing_input and not self._outgoing:
-            self._stdin.close()
 
     def _read(self, descriptor: int) -> None:
         data = os.read(descriptor, _CHUNK)

@@ -25,6 +25,8 @@ _LIBRARIES: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cac
 _PACKAGES: Final = ("site-packages", "dist-packages")
 """Hidden, because installed packages may contain the tests that a program must pass."""
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom")
+_SHARED: Final = "/dev/shm"
+"""Where the locks of multiprocessing, and shared memory, are files: a link to /tmp, so that one limit counts both."""
 _NAMESPACES: Final = ("--unshare-ipc", "--unshare-net", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try")
 _UNPRIVILEGED: Final = ("--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534")
 _BOOTSTRAP: Final = """
@@ -60,7 +62,7 @@ class Jail:
         else:
             command += _UNPRIVILEGED
         command += [*self.mounts, "--perms", "1777", "--size", str(files_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-        command += ["--remount-ro", "/", "--"]
+        command += ["--symlink", "/tmp", _SHARED, "--remount-ro", "/", "--"]
         if self.setpriv:
             command += [self.setpriv, f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
             command += ["--inh-caps=-all", "--bounding-set=-all"]

@@ -33,6 +33,7 @@ from typing import IO, Any, Final, cast
 
 from offbeat.errors import DataError, TaskError
 from offbeat.imports import find_name, own_root
+from offbeat.secrecy import SECRET_NAME, find_secret
 from offbeat.tasks.data import rows
 from offbeat.tasks.reward_model import reward_model
 from offbeat.tasks.rewards import Reward, reward_of
@@ -58,19 +59,6 @@ _FILE_NAMES: Final[Mapping[str, object]] = {
 """What names of a task file stand for before any reward function is written into it."""
 _SESSIONS: Final = {"__main__", "__mp_main__"}
 _FUTURE: Final = "from __future__ import annotations"
-_SECRET_NAME: Final = re.compile(r"(?i)(key|token|passw(or)?d|passphrase|pgpass|_pwd?|^pw|secret|credential)s?\b")
-_SECRET: Final = re.compile(
-    r"\b(?:sk-[\w-]{12}|hf_\w{16}|gh[pousr]_\w{16}|github_pat_\w|glpat-[\w-]{12}|AKIA[0-9A-Z]{12}|xox[abprs]-\d"
-    r"|AIza[\w-]{30}|eyJ[\w-]{8,}\.[\w-]{8,}\.|hooks\.slack\.com/\w+/\w"
-    r"|(?:Basic|Bearer) (?-i:(?=(?:[\w+/]*?(?:[a-z][A-Z]|\d[A-Za-z])){2})[\w+/]{11}))"
-    r"|://[\w.%+-]*:[\w.%+!$&*~-]{5,}@"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY|(\w*(?:passw(?:or)?d|pgpass|(passphrase))"
-    r"|\b(?:\w*_)?pwd?(?=[^=\n]*[:=][^'\"\n]*['\"](?![/.~])[^\s'\"]*\d)"
-    r"|\w*(?:key|token|secret|credential)s?(?=[^=\n]*[:=]\W*(?=\S{12})"
-    r"[^\s'\"]*?(?:\d[^\s'\"]*?[a-z]|[a-z][^\s'\"]*?\d)))"
-    r"['\"\]]*\s*(?::[^=\n]{1,20})?[:=]\s*\(?[rbu]*['\"](?:(?(2)[^'\"\n]|[^\s'\"])){6,}['\"]",
-    re.IGNORECASE,
-)
 
 
 def write_task(
@@ -147,10 +135,7 @@ def refuse_secrets(text: str) -> None:
     Traceback (most recent call last):
     offbeat.errors.TaskError: api_key looks like a secret, and its value would be written into the run directory; ...
     """
-    found = _SECRET.search(text)
-    held = [name for name, value in os.environ.items() if _SECRET_NAME.search(name) and value[7:] and value in text]
-    if found or held:
-        name = held[0] if held else (found and found[1]) or "a constant"
+    if name := find_secret(text):
         raise TaskError(
             f"{name} looks like a secret, and its value would be written into the run directory; read it inside the "
             'function, from an environment variable: os.environ["NAME"]'
@@ -160,7 +145,7 @@ def refuse_secrets(text: str) -> None:
 def require_same(path: Path, name: str, live: object, samples: Sequence[Mapping[str, Any]] = ()) -> None:
     """Raise `TaskError` if what a file calls `name` is not `live`. The message shows no secrets."""
     if different := first_difference(path, name, live, samples):
-        if _SECRET_NAME.search(different) or _SECRET.search(different):
+        if SECRET_NAME.search(different) or find_secret(different):
             different = different.split(" is ")[0] + " differs"
         raise TaskError(
             f"another process would not get what is here: {different}; put {path.stem}, as it is now and with all that "

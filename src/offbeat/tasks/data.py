@@ -159,7 +159,7 @@ def load(
     split: str = "train",
     subset: str | None = None,
 ) -> Loaded:
-    """Load examples from a file, a directory written by `datasets.save_to_disk`, or a dataset on the hub.
+    """Load examples from a file, a directory, or a dataset on the hub.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -169,8 +169,8 @@ def load(
     [Example(id='sums-0', prompt='1+1=', columns={'answer': '2'})]
 
     Args:
-        source: A path that ends in .jsonl, .json or .parquet is a file; an existing directory is a saved dataset;
-            anything else is a name on the hub.
+        source: A path that ends in .jsonl, .json or .parquet is a file; an existing directory holds a file for each
+            split, such as train.jsonl and test.jsonl, or a saved dataset; anything else is a name on the hub.
         columns: Which column holds what. None looks for the prompt (`with_prompt`) and keeps all others.
         split: The split to read, if the dataset has splits.
         subset: The dataset's configuration on the hub.
@@ -287,6 +287,9 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def _dataset(source: str | Path, split: str, subset: str | None) -> Iterator[Row]:
+    for suffix, read in ((".jsonl", _json_lines), (".json", _json_lines), (".parquet", _parquet)):
+        if (file := Path(source, split + suffix)).is_file():
+            return read(file)
     import datasets
 
     datasets.disable_progress_bars()  # they would break what a run shows

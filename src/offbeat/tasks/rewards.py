@@ -9,12 +9,13 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 from offbeat.errors import InvalidReward
+from offbeat.secrecy import hide_secrets
 from offbeat.types import REWARD_RULE, Json, Score, Unscorable, is_reward
 
 Columns = Mapping[str, Json]
@@ -263,7 +264,7 @@ def examine(rewards: Sequence[Reward], reward_range: tuple[float, float], answer
                 continue
             for i, value in zip(places, returned, strict=True):
                 if isinstance(value, Unscorable):
-                    failed[i] = value
+                    failed[i] = replace(value, detail=_shown(value.detail, str))
                 elif value is not None and reward.weight:
                     parts[i] |= _parts(reward, value)
     return [failed.get(i) or _sum(parts[i], rewards, reward_range) for i in range(len(parts))]
@@ -363,8 +364,8 @@ def _number(reward: Reward, value: object) -> float:
 
 
 def _shown(value: object, show: Callable[[object], str] = repr) -> str:
-    """Return a value as text for a message; its type if it cannot be shown, for instance a number of 5,000 digits."""
+    """Return a value as text for a message, without secrets; its type if it cannot be shown, as 5,000 digits cannot."""
     try:
-        return show(value)[: DETAIL_LIMIT // 2]
+        return hide_secrets(show(value)[: 4 * DETAIL_LIMIT])[: DETAIL_LIMIT // 2]
     except Exception:  # the boundary to user code, whose __repr__ and __str__ may do anything
         return f"a {type(value).__name__} that cannot be shown"

@@ -227,7 +227,7 @@ def first_difference(path: Path, name: str, live: object, samples: Samples = ())
 
 
 def _lines(text: str) -> dict[str, Any]:
-    return {key: one for line in text[: text.rfind("\n") + 1].split("\n")[:-1] for key, one in json.loads(line).items()}
+    return {key: one for line in text.split("\n")[:-1] for key, one in json.loads(line).items()}
 
 
 def _described(found: object) -> dict[str, Node]:

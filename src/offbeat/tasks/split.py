@@ -169,12 +169,6 @@ def _hashes(examples: Iterable[Example]) -> Keys:
     return np.fromiter((prompt_hash(example) for example in examples), np.uint64)
 
 
-def shared_prompts(task: Task) -> int:
-    """Return how many training examples have a prompt that evaluation asks: 0 after `hold_out`."""
-    asked = {prompt_hash(example) for example in task.evaluation.examples} if task.evaluation is not None else set()
-    return sum(prompt_hash(example) in asked for example in task.examples)
-
-
 @dataclass(frozen=True)
 class EvaluationSet:
     """What an evaluation asks."""

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import CheckpointDamaged, CheckpointError, CheckpointMismatch
-from offbeat.storage.files import FileLock, LockHeld, fsync_paths, write_atomically
+from offbeat.storage.files import FileLock, LockHeld, fsync_paths
 from offbeat.storage.store import LocalStore
 from offbeat.trainer.allocator import return_freed_memory
 from offbeat.trainer.checkpoint_files import (
@@ -97,7 +97,7 @@ class Checkpoint:
         return self.manifest.extras[name]
 
     def policy(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the policy's whole weights, by their names in a Hugging Face state dict."""
+        """Yield the whole master weights, by their names in a Hugging Face state dict; `served_state` rounds them."""
         for name, entry in self.manifest.tensors.items():
             if name.startswith("policy/"):
                 rows = entry.shape[0] if entry.shape else 1
@@ -144,14 +144,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         keep: int = 2,
         ranks: Ranks | None = None,
         patience: float = 600.0,
-        record: Path | None = None,
+        record: Callable[[int], None] = lambda step: None,
     ) -> None:
         """Lock the directory and set aside what a killed run left unfinished.
 
         `config` is the resolved configuration of the run; `translate` returns that of a checkpoint in today's settings,
         because an earlier version may have saved it. The newest `keep` checkpoints stay, and the newest from before a
-        health rule broke. Rank 0 waits up to `patience` seconds for another rank's file. `record` is a file elsewhere
-        that gets the step of each complete save.
+        health rule broke. Rank 0 waits up to `patience` seconds for another rank's file. `record` is called with the
+        step of each complete save.
         """
         if keep < 2:
             raise ValueError(f"keep = {keep}: keep at least 2, in case one is damaged")
@@ -258,8 +258,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             parts = tuple(self._wait_for_part(folder, rank) for rank in range(self._ranks.size))
             store.put(f"{folder.name}/{MANIFEST}", replace(manifest, parts=parts).serialize())
             Checkpoint.open(folder, verify=False)
-            if self._record is not None:
-                write_atomically(self._record, json.dumps({"step": manifest.step}).encode(), durable=True)
+            self._record(manifest.step)
             self.on_disk = manifest.step
             saved = self._steps(finished=True)
             for step in set(saved) - kept(saved, self._keep, manifest.extras.get("healthy")):

@@ -1,5 +1,8 @@
 """Export a checkpoint as a plain Hugging Face model directory, which transformers and vLLM load.
 
+A checkpoint holds the float32 masters of the optimizer, and no engine ever computes with those. The policy of a run is
+what was served: masters, rounded. So `served_state` is the way from a checkpoint to every evaluation and export.
+
 A run that trained an adapter has no whole weights: its policy is exported as a directory of peft, or merged. Its base
 must be proven the right one, and what is written is loaded again and compared with the trainer's log-probs.
 """
@@ -25,7 +28,7 @@ from offbeat.imports import without_progress_bars
 from offbeat.trainer.adapter import attach, load_adapter
 from offbeat.trainer.checkpoint import Checkpoint
 from offbeat.trainer.forward import TOLERANCE, sequence_logprobs
-from offbeat.trainer.loading import read_model
+from offbeat.trainer.loading import read_model, read_rounded
 from offbeat.weights.adapter import AdapterSpec, load_base_digest, merged
 from offbeat.weights.probe import Probe
 
@@ -69,10 +72,11 @@ def export(
 ) -> Checkpoint:
     """Verify a checkpoint and write its policy to a new directory; return the checkpoint.
 
-    Whole weights are rounded to `dtype`, by default bfloat16. Of an adapter, A and B are written as they were served,
-    or with `merge` whole weights: W + scale · B A in float32, rounded once. `base` is the directory of its base, by
-    default the model of the run's configuration. Both are loaded again and compared with the trainer's log-probs.
-    Tokenizer files are copied from `tokenizer`, by default the directory `tokenizer` next to the run's checkpoints.
+    Whole weights are those that were served, in `dtype`, by default bfloat16. Of an adapter, A and B are written as
+    they were served, or with `merge` whole weights: W + scale · B A in float32, rounded once. `base` is the directory
+    of its base, by default the model of the run's configuration. Both are loaded again and compared with the trainer's
+    log-probs. Tokenizer files are copied from `tokenizer`, by default the directory `tokenizer` next to the run's
+    checkpoints.
     """
     if out.exists() and any(out.iterdir()):
         raise CheckpointError(f"{out} is not empty; give a new directory")
@@ -109,10 +113,18 @@ def _copy_tokenizer(source: Path, to: Path) -> None:
 def load_policy(place: Path, *, dtype: torch.dtype) -> PreTrainedModel:
     """Verify the newest checkpoint of a run and return its policy as a transformers model on the CPU, in eval mode.
 
-    An adapter is merged into its base.
+    Its weights have the values that were served; an adapter is merged into its base.
     """
     # Buffers that no checkpoint holds, such as rotary frequencies, are computed on a real device only.
     return _build_model(Checkpoint.open(find_checkpoint(place)), dtype, device="cpu").eval()
+
+
+def served_state(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    """Yield the trained tensors as the run served them: rounded as the trainer does, then as engines do."""
+    settings = _model_settings(checkpoint)
+    compute, serve = getattr(torch, settings.compute), getattr(torch, settings.serve)
+    for name, master in checkpoint.policy():
+        yield name, master.to(compute).to(serve) if master.is_floating_point() else master
 
 
 def _build_model(
@@ -124,7 +136,9 @@ def _build_model(
     config = AutoConfig.for_model(**(settings | {"model_type": model_type}))
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    whole = AdapterCheckpoint.open(checkpoint, base).merged() if checkpoint.manifest.adapter else checkpoint.policy()
+    whole = (
+        AdapterCheckpoint.open(checkpoint, base).merged() if checkpoint.manifest.adapter else served_state(checkpoint)
+    )
     weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in whole}
     unknown = model.load_state_dict(weights, strict=False, assign=True).unexpected_keys
     model.tie_weights()
@@ -159,15 +173,11 @@ class AdapterCheckpoint:
     @property
     def state(self) -> dict[str, Tensor]:
         """A and B as they are served."""
-        serve = getattr(torch, self._model.serve)
-        return {name: tensor.to(serve) for name, tensor in self.checkpoint.policy()}
+        return dict(served_state(self.checkpoint))
 
     def read_base(self) -> PreTrainedModel:
         """Load the base in float32, with the values that engines serve."""
-        model = read_model(self.base, getattr(torch, self._model.serve))
-        for parameter in model.parameters():  # not model.float(): buffers stay as they are
-            parameter.data = parameter.data.float()
-        return model.eval()
+        return read_rounded(self.base, getattr(torch, self._model.serve))
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole weights of the policy in float32, not rounded."""
@@ -212,9 +222,9 @@ class AdapterCheckpoint:
 
 
 def _model_settings(checkpoint: Checkpoint) -> ModelConfig:
-    """Return the section [model] of the run's configuration. Checkpoints of another loop may have none."""
-    config = checkpoint.manifest.config
-    return ModelConfig.model_validate(config["model"] if isinstance(config, dict) and "model" in config else {})
+    """Return the section [model] of the run's configuration. Checkpoints of another loop may have none: no rounding."""
+    config, exact = checkpoint.manifest.config, {"compute": "float32", "serve": "float32"}
+    return ModelConfig.model_validate(config["model"] if isinstance(config, dict) and "model" in config else exact)
 
 
 def logprobs_of(model: PreTrainedModel, probe: Probe) -> LogProbs:

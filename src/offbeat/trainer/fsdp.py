@@ -307,8 +307,8 @@ def transformer_blocks(policy_model: PolicyModel) -> list[nn.Module]:
 def serving_state(policy_model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yield whole tensors for the weight log, by the names of `named_tensors`.
 
-    Each parameter is rounded, then gathered, one at a time. Every rank must iterate to the end; only rank 0 receives
-    tensors.
+    Each parameter is rounded to what the trainer computes with and to `dtype`, then gathered, one at a time. Every rank
+    must iterate to the end; only rank 0 receives tensors.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
@@ -317,7 +317,7 @@ def serving_state(policy_model: PolicyModel, dtype: torch.dtype) -> Iterator[tup
     torch.bfloat16
     """
     for name, tensor in named_tensors(policy_model):
-        rounded = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        rounded = tensor.to(policy_model.compute_dtype).to(dtype) if tensor.is_floating_point() else tensor
         if not isinstance(rounded, DTensor):
             yield name, rounded.cpu()
             continue

@@ -51,16 +51,17 @@ def load_policy_model(
 ) -> PolicyModel:
     """Load the model in `directory` onto this rank's device.
 
-    On one rank the parameters have the dtype `compute`, and values that fit into `rounds_to` if given. On several, each
-    rank gets its slices in float32, the master weights. Raises `ModelUnreadable` if files do not hold exactly the
-    tensors of the model.
+    On one rank the parameters have the dtype `compute`. On several, each rank gets its slices in float32, the master
+    weights. The values of what is trained fit into `rounds_to`, by default `compute`, on any number of ranks. Raises
+    `ModelUnreadable` if files do not hold exactly the tensors of the model.
 
     With an `adapter`, the weights of the model are frozen. They have the values that engines serve, rounded to `serve`,
     and on several ranks that dtype as well. `seed` decides A.
     """
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    rounds_to = rounds_to or compute
     if ranks.size == 1:
-        model = read_model(directory, rounds_to or compute).to(device, compute)
+        model = convert_parameters(read_model(directory, rounds_to).to(device), compute)
     else:
         model = empty_model(directory)
     policy_model = PolicyModel(
@@ -81,6 +82,9 @@ def load_policy_model(
         fill(policy_model, directory)
     if adapter is not None:
         draw_adapter(policy_model, seed)
+    for _, tensor in named_tensors(policy_model):  # slices of files in float32, and an adapter's A
+        if tensor.is_floating_point():
+            tensor.copy_(tensor.to(rounds_to))
     return policy_model
 
 
@@ -135,6 +139,21 @@ def read_model(directory: Path, dtype: torch.dtype | str | None = None) -> PreTr
         raise ModelUnreadable(
             f"the weight files in {directory} lack {missing[0]} (tensors missing: {len(missing)}); download it again"
         )
+    return model
+
+
+def read_rounded(directory: Path, *dtypes: torch.dtype) -> PreTrainedModel:
+    """Load a model in float32, with values that are rounded to these dtypes in turn, in eval mode."""
+    model = read_model(directory, dtypes[0])
+    for dtype in (*dtypes[1:], torch.float32):
+        convert_parameters(model, dtype)
+    return model.eval()
+
+
+def convert_parameters(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Convert the parameters, in place. `model.to(dtype)` would round buffers too, such as rotary frequencies."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
     return model
 
 

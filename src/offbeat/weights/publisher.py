@@ -44,6 +44,8 @@ Entries = dict[str, TensorEntry]
 Result = TypeVar("Result")
 Kind = Literal["anchor", "patch", "repeated"]
 
+KEEP: Final = 20
+"""Versions that stay loadable by default."""
 _AHEAD: Final = 256 << 20
 """Bytes of tensors that may queue behind a large one, so that the other threads stay busy."""
 
@@ -109,7 +111,7 @@ class WeightLog(AbstractContextManager["WeightLog"]):
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="publish")
 
     @classmethod
-    def open(cls, uri: str | os.PathLike[str], *, anchor_every: int = 20, keep: int = 20,
+    def open(cls, uri: str | os.PathLike[str], *, anchor_every: int = 20, keep: int = KEEP,
              adapter: AdapterSpec | None = None) -> "WeightLog":  # fmt: skip
         """Become the publisher of the log at a local path or object-store URI. Creates the log if it is missing.
 

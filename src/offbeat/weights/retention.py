@@ -1,5 +1,9 @@
 """Retention: reader leases, pins, and a pure rule for which versions may be removed.
 
+Kept are the newest `keep` versions, and those of reader leases and pins. The `keep` of a run covers every group that
+waits to be trained: such a group is at most `Config.fresh_lag` steps old, so its version is one of the newest
+`Config.open_versions`. Checkpoints pin the version that they serve.
+
 A version needs its chain: the patches back to the nearest anchor, and that anchor. Unneeded versions are removed
 latest first, so a publisher that is killed half-way leaves no version with a broken chain.
 """

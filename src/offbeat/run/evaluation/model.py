@@ -36,7 +36,7 @@ from offbeat.tasks.split import (
 from offbeat.tasks.task import Task, make
 from offbeat.tasks.tokenizer import decoder, read_tokenizer, stop_tokens
 from offbeat.trainer.export import load_policy
-from offbeat.trainer.loading import read_model
+from offbeat.trainer.loading import read_model, read_rounded
 from offbeat.types import Completion, Json, Prompt
 
 _PROMPTS: Final = 64
@@ -196,7 +196,10 @@ def evaluate_model(name: str, task: Task, settings: EvaluationSettings) -> list[
 
 
 def evaluate_run(directory: RunDirectory, other: Task | None, settings: EvaluationSettings) -> list[EvaluationRow]:
-    """Evaluate the newest policy of a run, and the model that it started from on the same prompts."""
+    """Evaluate the newest policy of a run, and the model that it started from on the same prompts.
+
+    Both have the values that engines serve, and compute in float32.
+    """
     config = directory.config()
     if settings.before:
         config.model.directory()  # refused before the policy has answered, not after
@@ -207,6 +210,8 @@ def evaluate_run(directory: RunDirectory, other: Task | None, settings: Evaluati
     now = settings.attempts(policy, asked, wanted, "the policy")
     if not settings.before:
         return settings.table(now, asked)
-    base = load_model(str(config.model.directory()), temperature=settings.temperature, max_tokens=longest)
-    asked_alike = replace(base, tokenizer=tokenizer)
-    return settings.table(now, asked, settings.attempts(asked_alike, asked, wanted, "the model before training"))
+    compute, serve = getattr(torch, config.model.compute), getattr(torch, config.model.serve)
+    dtypes = (serve,) if config.adapter.rank else (compute, serve)  # the trainer does not serve an adapter's base
+    first = read_rounded(config.model.directory(), *dtypes)
+    base = policy_sampler(first, tokenizer, settings.temperature, longest)
+    return settings.table(now, asked, settings.attempts(base, asked, wanted, "the model before training"))

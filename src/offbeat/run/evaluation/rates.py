@@ -6,6 +6,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -125,6 +126,8 @@ class PolicyEvaluation:
     pool: Scorer
     model: PreTrainedModel
     """The trainer's own model, not a copy."""
+    rounded: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Gives the model the weights that are served, for the length of a block."""
 
     async def __call__(self, step: int) -> Mapping[str, Json]:
         settings, tokenizer = self.config.sampling, self.tokenizer
@@ -133,7 +136,8 @@ class PolicyEvaluation:
         maker = GroupMaker(self.config.group_size, sampling, decoder(tokenizer), self.pool)
         asked = evaluation_prompts(self.config, self.task, tokenizer, step)
         engine = HfEngine(self.model, version=step)
-        return (await ask(engine, maker, asked, at_once=self.config.workers.groups_at_once)).rates()
+        with self.rounded():
+            return (await ask(engine, maker, asked, at_once=self.config.workers.groups_at_once)).rates()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
@@ -145,9 +145,8 @@ class RankActor:
         Ranks other than 0 only help to gather the model.
         """
         config, policy_model = self._config, self._learner.trainer.policy_model
-        if config.trainer.ranks == 1:
-            model = policy_model.model
-        else:
+        model, rounded = policy_model.model, self._learner.rounded
+        if config.trainer.ranks > 1:
             whole = serving_state(policy_model, getattr(torch, config.model.serve))
             if self._rank > 0:
                 return {"gathered": sum(1 for _ in whole)}
@@ -156,9 +155,9 @@ class RankActor:
                     config.model.directory(), dtype=config.model.serve, adapter=policy_model.adapter
                 )
             asyncio.run(self._served.load(step, whole))
-            model = self._served.model
-        context = self._context
-        return asyncio.run(PolicyEvaluation(config, context.task, context.tokenizer, self._scoring, model)(step))
+            model, rounded = self._served.model, nullcontext
+        task, tokenizer = self._context.task, self._context.tokenizer
+        return asyncio.run(PolicyEvaluation(config, task, tokenizer, self._scoring, model, rounded)(step))
 
     def finish(self) -> None:
         self._learner.finish()

@@ -13,7 +13,6 @@ survive is in the two logs and in checkpoints; nothing of it passes through Ray.
 This module imports Ray only inside functions, after `environment` has run: Ray reads some settings once, at import.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -26,6 +25,7 @@ from offbeat.errors import RankLost, RunError
 from offbeat.experience.ledger import Ledger
 from offbeat.imports import temporary_environment
 from offbeat.run.directory import RunDirectory, RunLock
+from offbeat.run.event_loop import run_coroutine
 from offbeat.run.journal import Journal, record_failure
 from offbeat.run.loop import Loop
 from offbeat.run.ray import WORKER_SLOT
@@ -46,7 +46,7 @@ def train(config: Config, directory: RunDirectory, *, watching: Callable[[Mappin
         from offbeat.run.ray.attempt import connect
 
         with connect(config, directory):
-            return asyncio.run(_supervise(config, directory, journal, started))
+            return run_coroutine(_supervise(config, directory, journal, started))
 
 
 async def _supervise(config: Config, directory: RunDirectory, journal: Journal,
