@@ -121,8 +121,8 @@ class SyncConfig(Section):
     `drift_budget`, `by_cost` or `cadence`, v is the longest time without a publish; left out, as long as the preset's
     lag limit allows, at most 100."""
     drift_budget: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Publish when the mean per-token TV from the version published last exceeds this. Set it to sync only when it
-    matters; 0.05 is a good start."""
+    """Publish when the mean per-token TV from the version published last exceeds this. What a drift costs differs by
+    objective, task and model: compare it with v = 1 before you trust it."""
     by_cost: bool = False
     """Publish when the gradient that the gate stopped since the last publish has cost more seconds than a publish. Both
     are measured in the run, so there is no number to choose."""
