@@ -238,6 +238,7 @@ def _irrelevant(complete: Complete) -> Claim:
 DRAWN: Final = {
     "off-policy-v1": ("grpo-off-policy, v = 1", COLORS[0], "--"),
     "off-policy-v10": ("grpo-off-policy, v = 10", COLORS[0], "-"),
+    "wide-v1": ("rec-oneside-nois, clip (0.6, 2.0), v = 1", COLORS[1], "--"),
     "wide-v10": ("rec-oneside-nois, clip (0.6, 2.0), v = 10", COLORS[1], "-"),
     "nois-v1": ("rec-oneside-nois, clip 0.2, v = 1", COLORS[2], "--"),
     "nois-v10": ("rec-oneside-nois, clip 0.2, v = 10", COLORS[2], "-"),
