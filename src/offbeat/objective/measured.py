@@ -1,8 +1,8 @@
 """What our own runs say about each objective under lag: the verdicts of docs/evidence.md, each with its row.
 
 `measured_lag.json` is written by `python -m lab.learning.evidence.limits` from the finished runs. A verdict about v
-steps holds for the learning rate and the size of model of its runs. Each one gives the drift as well, which says more than
-steps do, but not what lag costs another task or model.
+steps holds for the learning rate and the size of model of its runs. Each one gives the drift as well. That says more
+than steps do, but not what lag costs another task or model.
 """
 
 import json
