@@ -18,6 +18,7 @@ from offbeat.types import Unscorable
 
 SCRIPT = """
 import functools, json, math
+import random  # takes `floor` before a script changes it
 from pathlib import Path
 
 LIMIT = 5
